@@ -1,0 +1,591 @@
+"""Data sets, their files, the readers of the original formats, downloads over a bad connection, and the tables."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import shutil
+import struct
+import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlscale import data
+
+COMMITTED = ("mnist", "mnist1d", "mnist1d_fresh", "digits")
+TABLES = sorted(path.stem for path in (data.data_folder() / "tables").glob("*.csv"))
+
+
+# What is in the data sets
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "shape"),
+    [
+        ("mnist", 8000, 2000, (28, 28, 1)),
+        ("mnist1d", 4000, 1000, (40,)),
+        ("mnist1d_fresh", 4000, 4000, (40,)),
+        ("digits", 1437, 360, (8, 8, 1)),
+    ],
+)
+def test_shapes_types_and_ranges(name, train, test, shape):
+    dataset = data.load(name)
+    assert dataset.name == name
+    assert dataset.x_train.shape == (train, *shape)
+    assert dataset.x_test.shape == (test, *shape)
+    for x, y in ((dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)):
+        assert (x.dtype, y.dtype, y.shape) == (np.float32, np.int32, (len(x),))
+        assert x.flags.c_contiguous
+        assert np.isfinite(x).all()
+        assert set(y) == set(range(len(dataset.classes)))
+        if x.ndim == 4:
+            assert (x.min(), x.max()) == (0, 1)
+        else:
+            assert abs(x.mean()) < 0.02
+            assert abs(x.std() - 1) < 0.02
+
+
+@pytest.mark.parametrize("name", ["mnist", "digits"])
+def test_test_set_has_a_fifth_of_every_class(name):
+    dataset = data.load(name)
+    train, test = np.bincount(dataset.y_train), np.bincount(dataset.y_test)
+    assert np.abs(test - 0.2 * (train + test)).max() <= 1
+
+
+def test_mnist1d_is_balanced():
+    canonical, fresh = data.load("mnist1d"), data.load("mnist1d_fresh")
+    assert set(np.bincount(canonical.y_train) + np.bincount(canonical.y_test)) == {500}
+    assert set(np.bincount(fresh.y_test)) == {400}
+
+
+PUBLISHED = {
+    "first": [-0.332005667, -0.471910366, -0.778697076],
+    "labels": [2, 6, 4, 5, 6, 6, 6, 0, 3, 1],
+    "sum": 29977.877541,
+}
+
+
+def test_mnist1d_is_the_published_set():
+    """The first values of the authors' file mnist1d_data.pkl, and the sums over all of it."""
+    dataset = data.load("mnist1d")
+    np.testing.assert_allclose(dataset.x_train[0, :3], PUBLISHED["first"], rtol=1e-6)
+    assert dataset.y_train[:10].tolist() == PUBLISHED["labels"]
+    np.testing.assert_allclose(np.abs(dataset.x_test.astype(float)).sum(), PUBLISHED["sum"], rtol=1e-6)
+
+
+def test_fresh_examples_are_fresh():
+    canonical, fresh = data.load("mnist1d"), data.load("mnist1d_fresh")
+    np.testing.assert_array_equal(fresh.x_train, canonical.x_train)
+    seen = {x.tobytes() for x in np.concatenate([canonical.x_train, canonical.x_test])}
+    assert not seen & {x.tobytes() for x in fresh.x_test}
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_no_cell_can_spoil_the_data(name):
+    dataset = data.load(name)
+    for array in (dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    assert data.load(name) is dataset
+
+
+def test_repr_is_short():
+    assert repr(data.load("digits")) == "Dataset('digits': x_train (1437, 8, 8, 1), x_test (360, 8, 8, 1), 10 classes)"
+
+
+def test_unknown_name_suggests_one():
+    with pytest.raises(ValueError, match=r"Unknown data set 'minst'\. Did you mean 'mnist'\? Known: .*cifar10"):
+        data.load("minst")
+    with pytest.raises(ValueError, match=r"Unknown data set to download 'cifar'\. Did you mean 'cifar10'"):
+        data.download("cifar")
+
+
+# The committed files
+
+
+def test_checksums_and_readme_agree():
+    folder = data.data_folder()
+    sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    files = [*folder.glob("*.npz"), *folder.glob("tables/*.csv")]
+    assert set(sums) == {path.relative_to(folder).as_posix() for path in files}
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+        assert any(f"`{name}`" in line and f"`{digest}`" in line for line in readme.splitlines()), name
+
+
+@pytest.fixture
+def copied_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    shutil.copytree(data.data_folder(), folder)
+    monkeypatch.setattr(data, "data_folder", lambda: folder)
+    return folder
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "empty"])
+@pytest.mark.parametrize("name", COMMITTED)
+def test_damaged_file(copied_folder, name, damage):
+    path = copied_folder / f"{name.removesuffix('_fresh')}.npz"
+    content = path.read_bytes()
+    changed = content[:1000] + bytes([content[1000] ^ 1]) + content[1001:]
+    path.write_bytes({"truncated": content[:-1], "changed": changed, "empty": b""}[damage])
+    with pytest.raises(ValueError, match=rf"{path.name} is damaged.*python data/rebuild\.py {path.stem}`"):
+        data.load(name)
+    path.write_bytes(content)
+    assert len(data.load(name).classes) == 10
+
+
+def test_missing_file(copied_folder):
+    (copied_folder / "mnist.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"mnist\.npz is missing.*python data/rebuild\.py mnist`"):
+        data.load("mnist")
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("dlscale/_data", "dlscale/_data"), ("data", "data")])
+def test_data_folder_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch, folder, expected):
+    (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(data, "__file__", str(tmp_path / "dlscale" / "data.py"))
+    assert data.data_folder() == tmp_path.resolve() / expected
+
+
+# IDX and CIFAR files in a folder
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(folder, spelling="{}-idx{}-ubyte", compress=False):
+    """Write 12 and 5 random images with labels; return the arrays by file name."""
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for stem, count in (("train", 12), ("t10k", 5)):
+        for kind, shape in (("images", (count, 28, 28)), ("labels", (count,))):
+            array = generator.integers(0, 10 if kind == "labels" else 256, shape, dtype=np.uint8)
+            name = spelling.format(f"{stem}-{kind}", len(shape)) + ".gz" * compress
+            (folder / name).write_bytes(gzip.compress(idx(array)) if compress else idx(array))
+            arrays[f"{stem}-{kind}"] = array
+    return arrays
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+@pytest.mark.parametrize("spelling", ["{}-idx{}-ubyte", "{}.idx{}-ubyte"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_idx_folder(tmp_path, name, spelling, compress):
+    arrays = write_idx(tmp_path, spelling, compress)
+    dataset = data.load(name, folder=tmp_path)
+    assert dataset.x_train.shape == (12, 28, 28, 1)
+    np.testing.assert_array_equal(np.round(dataset.x_test[..., 0] * 255), arrays["t10k-images"])
+    np.testing.assert_array_equal(dataset.y_train, arrays["train-labels"])
+    assert dataset.x_train.dtype == np.float32
+    assert dataset.y_test.dtype == np.int32
+
+
+def damage_idx(file: str, change, says: str, compress: bool = False):
+    return pytest.param(file, change, says, compress, id=says)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says", "compress"),
+    [
+        damage_idx("train-images-idx3-ubyte", lambda content: content[:-1], "is damaged"),
+        damage_idx("t10k-images-idx3-ubyte", lambda content: content + b"x", "bytes for shape"),
+        damage_idx("t10k-labels-idx1-ubyte", lambda content: b"\1" + content[1:], "is not an IDX file"),
+        damage_idx("t10k-labels-idx1-ubyte", lambda content: content[:6], "with 1 dimension"),
+        damage_idx("train-images-idx3-ubyte", lambda content: idx(np.zeros(12, np.uint8)), "with 3 dimension"),
+        damage_idx("train-labels-idx1-ubyte", lambda content: idx(np.zeros(11, np.uint8)), "12 images, 11 labels"),
+        damage_idx("train-labels-idx1-ubyte", lambda content: idx(np.full(12, 10, np.uint8)), "train label is 10"),
+        damage_idx("train-labels-idx1-ubyte.gz", lambda content: content[:-9], "end-of-stream", True),
+        damage_idx("train-labels-idx1-ubyte.gz", lambda content: b"no gzip", "Not a gzipped file", True),
+        damage_idx(
+            "train-images-idx3-ubyte.gz",
+            lambda content: content[:40] + b"\xff" * 40 + content[80:],
+            "is damaged",
+            True,
+        ),
+    ],
+)
+def test_damaged_idx(tmp_path, file, change, says, compress):
+    write_idx(tmp_path, compress=compress)
+    path = tmp_path / file
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=says):
+        data.load("fashion_mnist", folder=tmp_path)
+
+
+def write_cifar(folder):
+    """Write 4 records to each batch; return the images (n, height, width, channels) and labels of the first."""
+    generator = np.random.default_rng(0)
+    first = generator.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(4, dtype=np.uint8)
+    records = np.concatenate([labels[:, None], first.transpose(0, 3, 1, 2).reshape(4, -1)], axis=1)
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}.bin").write_bytes(np.roll(records, number - 1, axis=0).tobytes())
+    (folder / "test_batch.bin").write_bytes(records[:3].tobytes())
+    return first, labels
+
+
+def pack_cifar(source, target):
+    with tarfile.open(target / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        for path in sorted(source.glob("*.bin")):
+            tar.add(path, f"cifar-10-batches-bin/{path.name}")
+
+
+@pytest.mark.parametrize("layout", ["files", "subfolder", "archive"])
+def test_cifar_folder(tmp_path, layout):
+    inner = tmp_path / "cifar-10-batches-bin"
+    inner.mkdir()
+    images, labels = write_cifar(tmp_path if layout == "files" else inner)
+    if layout == "files":
+        inner.rmdir()
+    elif layout == "archive":
+        pack_cifar(inner, tmp_path)
+        shutil.rmtree(inner)
+    dataset = data.load("cifar10", folder=str(tmp_path))
+    assert dataset.x_train.shape == (20, 32, 32, 3)
+    assert dataset.x_train.flags.c_contiguous
+    np.testing.assert_array_equal(np.round(dataset.x_train[:4] * 255), images)
+    np.testing.assert_array_equal(dataset.y_test, labels[:3])
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\0" * 3074])
+def test_damaged_cifar_batch(tmp_path, content):
+    write_cifar(tmp_path)
+    (tmp_path / "data_batch_3.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin in .* is damaged"):
+        data.load("cifar10", folder=tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_damaged_cifar_archive(tmp_path, keep):
+    inner = tmp_path / "files"
+    inner.mkdir()
+    write_cifar(inner)
+    pack_cifar(inner, tmp_path)
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    content = archive.read_bytes()
+    archive.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is damaged"):
+        data.load("cifar10", folder=tmp_path)
+
+
+def test_missing_cifar_batch(tmp_path):
+    write_cifar(tmp_path)
+    (tmp_path / "data_batch_3.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no data_batch_3\.bin"):
+        data.load("cifar10", folder=tmp_path)
+
+
+def test_without_the_files_load_says_what_to_call(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLSCALE_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"\(31 MB\): data\.download\(.fashion_mnist.\)"):
+        data.load("fashion_mnist")
+    with pytest.raises(FileNotFoundError, match=r"cifar10.*folder=….*\(170 MB\): data\.download"):
+        data.load("cifar10")
+    with pytest.raises(FileNotFoundError, match="Give a folder that has them") as caught:
+        data.load("mnist", folder=tmp_path / "nowhere")
+    assert "download" not in str(caught.value)
+    with pytest.raises(ValueError, match="'digits' cannot be read from a folder"):
+        data.load("digits", folder=tmp_path)
+
+
+# Downloads
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`; each request takes the next behaviour of `script`, and "good" when that is used up."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.script: list[str] = []
+        self.ranges: list[str | None] = []
+        self.address = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        behaviour = self.server.script.pop(0) if self.server.script else "good"
+        wanted = self.headers["Range"]
+        self.server.ranges.append(wanted)
+        if behaviour == "error":
+            return self.send_error(500)
+        content = self.server.files[self.path.removeprefix("/")]
+        if behaviour == "truncated":
+            content = content[: len(content) // 3]
+        elif behaviour == "corrupt":
+            content = bytes(reversed(content))
+        elif behaviour == "too long":
+            content += b"more"
+        start = 0 if wanted is None or behaviour == "no range" else int(wanted.removeprefix("bytes=")[:-1])
+        if start >= len(content):
+            return self.send_error(416)
+        body = content[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        return self.wfile.write(body[: len(body) // 2] if behaviour == "drop" else body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+CONTENT = np.random.default_rng(0).bytes(300_000)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server with one file of 300,000 bytes, which stands for the data set "fashion_mnist"."""
+    with Server() as server:
+        server.files = {"file.gz": CONTENT}
+        remote = data.RemoteFile(server.address, "file.gz", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+        monkeypatch.setattr(data, "REMOTES", {"fashion_mnist": (remote,)})
+        monkeypatch.setattr(data, "BACK_OFF_SECONDS", 0.0)
+        monkeypatch.setenv("no_proxy", "*")
+        monkeypatch.setenv("DLSCALE_DATA", str(tmp_path / "downloads"))
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def target():
+    return data.downloads_folder() / "fashion_mnist" / "file.gz"
+
+
+def part():
+    return target().with_name("file.gz.part")
+
+
+def test_download(server, capsys):
+    assert data.download("fashion_mnist") == target().parent
+    assert target().read_bytes() == CONTENT
+    assert "100%" in capsys.readouterr().err
+    data.download("fashion_mnist")
+    assert len(server.ranges) == 1, "a good file is not fetched again"
+
+
+@pytest.mark.parametrize(
+    ("script", "ranges"),
+    [
+        (["drop"], [None, "bytes=150000-"]),
+        (["drop", "drop"], [None, "bytes=150000-", "bytes=225000-"]),
+        (["drop", "no range"], [None, "bytes=150000-"]),
+        (["truncated"], [None, "bytes=100000-"]),
+        (["truncated", "truncated"], [None, "bytes=100000-", None]),  # 416 for the second: start over
+        (["corrupt"], [None, None]),
+        (["drop", "corrupt"], [None, "bytes=150000-", None]),
+        (["too long"], [None]),  # the known size is read, the rest left
+        (["error"], [None, None]),
+        (["drop", "error", "error"], [None, *["bytes=150000-"] * 3]),
+    ],
+)
+def test_download_survives(server, script, ranges):
+    server.script = list(script)
+    data.download("fashion_mnist")
+    assert target().read_bytes() == CONTENT
+    assert not part().exists()
+    assert server.ranges == ranges
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "says", "kept"),
+    [
+        ("drop", "ended early.*are kept", True),
+        ("error", "500", False),
+        ("corrupt", "SHA-256 differs", False),
+        ("truncated", "could not be downloaded", False),
+    ],
+)
+def test_download_gives_up_and_the_next_one_completes(server, behaviour, says, kept):
+    server.script = [behaviour] * data.ATTEMPTS
+    with pytest.raises(ConnectionError, match=says):
+        data.download("fashion_mnist")
+    assert not target().exists()
+    assert part().exists() == kept
+    server.ranges.clear()
+    data.download("fashion_mnist")
+    assert target().read_bytes() == CONTENT
+    assert (server.ranges[0] is not None) == kept
+
+
+@pytest.mark.parametrize("behaviour", ["drop", "error", "corrupt", "truncated"])
+def test_an_old_file_is_replaced_only_by_a_good_one(server, behaviour):
+    target().parent.mkdir(parents=True)
+    target().write_bytes(b"old")
+    server.script = [behaviour] * data.ATTEMPTS
+    with pytest.raises(ConnectionError):
+        data.download("fashion_mnist")
+    assert target().read_bytes() == b"old"
+    data.download("fashion_mnist")
+    assert target().read_bytes() == CONTENT
+
+
+def test_a_good_file_is_kept_when_the_server_is_bad(server):
+    data.download("fashion_mnist")
+    server.script = ["corrupt"] * data.ATTEMPTS
+    data.download("fashion_mnist")
+    assert target().read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("left", [CONTENT, CONTENT[:-1] + b"?", CONTENT + b"more", b""])
+def test_download_with_something_left_from_before(server, left):
+    target().parent.mkdir(parents=True)
+    part().write_bytes(left)
+    data.download("fashion_mnist")
+    assert target().read_bytes() == CONTENT
+    assert len(server.ranges) == (left != CONTENT)
+
+
+def test_pauses_double(server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(data, "BACK_OFF_SECONDS", 0.5)
+    monkeypatch.setattr(data.time, "sleep", pauses.append)
+    server.script = ["error"] * data.ATTEMPTS
+    with pytest.raises(ConnectionError):
+        data.download("fashion_mnist")
+    assert pauses == [0.5, 1, 2]
+
+
+def test_mirrors_are_tried_in_turn(server):
+    closed = "http://127.0.0.1:9"  # the discard port: nothing answers there
+    data.download("fashion_mnist", mirrors=[closed, f"{server.address}/"])
+    assert target().read_bytes() == CONTENT
+
+
+def test_one_mirror_as_a_string(server):
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9/file\.gz"):
+        data.download("fashion_mnist", mirrors="http://127.0.0.1:9")
+
+
+def test_downloaded_set_loads(server, tmp_path, monkeypatch):
+    arrays = write_idx(tmp_path, compress=True)
+    server.files = {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")}
+    remotes = tuple(
+        data.RemoteFile(server.address, name, len(content), hashlib.sha256(content).hexdigest())
+        for name, content in server.files.items()
+    )
+    monkeypatch.setattr(data, "REMOTES", {"fashion_mnist": remotes})
+    data.download("fashion_mnist")
+    np.testing.assert_array_equal(data.load("fashion_mnist").y_test, arrays["t10k-labels"])
+
+
+def test_known_remote_files_are_plausible():
+    for name, files in data.REMOTES.items():
+        assert name in data.CLASSES
+        for file in files:
+            assert len(bytes.fromhex(file.sha256)) == 32
+            assert file.size > 1000
+
+
+# Validation sets
+
+
+def made_up(counts: list[int]) -> data.Dataset:
+    """A data set with counts[k] training examples of class k; x is the number of the example."""
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.int32)
+    x = np.arange(len(y), dtype=np.float32)[:, None]
+    return data.Dataset("made_up", x, y, x[:1] - 1, y[:1], tuple(map(str, range(len(counts)))))
+
+
+@given(
+    counts=st.lists(st.integers(0, 30), min_size=1, max_size=5),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**32),
+)
+def test_validation_split_laws(counts, fraction, seed):
+    dataset = made_up(counts)
+    try:
+        split = data.validation_split(dataset, fraction, seed)
+    except ValueError as error:
+        assert "leaves no" in str(error)
+        held_out = sum(round(fraction * count) for count in counts)
+        assert held_out in (0, sum(counts))
+        return
+    parts = np.concatenate([split.x_train, split.x_test])[:, 0]
+    assert sorted(parts) == list(range(sum(counts))), "a partition of the training set"
+    for x, y in ((split.x_train, split.y_train), (split.x_test, split.y_test)):
+        np.testing.assert_array_equal(dataset.y_train[x[:, 0].astype(int)], y)
+    share = np.bincount(split.y_test, minlength=len(counts)) - fraction * np.array(counts)
+    assert np.abs(share).max() <= 1, "stratified"
+    again = data.validation_split(dataset, fraction, seed)
+    np.testing.assert_array_equal(again.x_test, split.x_test)
+
+
+def test_validation_split_of_real_data():
+    dataset = data.load("mnist1d")
+    split = data.validation_split(dataset)
+    assert (len(split.x_train), len(split.x_test)) == (3200, 800)
+    assert split.name == "mnist1d_validation"
+    other = data.validation_split(dataset, seed=1)
+    assert not np.array_equal(other.x_test, split.x_test)
+    unseen = {x.tobytes() for x in dataset.x_test}
+    assert not unseen & {x.tobytes() for x in np.concatenate([split.x_train, split.x_test])}
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan"), float("inf"), "half", None, 1e-9])
+def test_bad_fractions(fraction):
+    with pytest.raises(ValueError, match="fraction"):
+        data.validation_split(data.load("digits"), fraction)
+
+
+# The lectures' tables
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_complete_and_has_a_source(name):
+    rows = data.table(name)
+    assert rows
+    for row in rows:
+        assert isinstance(row["source"], str)
+        assert None not in row, "a row has more cells than the header"
+        assert row.keys() == rows[0].keys()
+    for column in rows[0]:
+        kinds = {type(row[column]) for row in rows} - {type(None)}
+        assert len(kinds) <= 1 or column == "breadth_of_types", f"{column} mixes numbers and words"
+
+
+def test_unknown_table_lists_the_known():
+    with pytest.raises(ValueError, match=r"Unknown table 'imagenet'.*'svail_all_reduce'"):
+        data.table("imagenet")
+
+
+def test_tables_agree_with_themselves():
+    """Ratios that the lectures print follow from the other columns, to the digits printed."""
+    for row in data.table("svail_all_reduce"):
+        ratio = row["openmpi_all_reduce"] / row["svail_all_reduce"]
+        assert ratio == pytest.approx(row["openmpi_over_svail"], abs=0.06)
+    alexnet = data.table("alexnet_hybrid_parallelism")
+    for row in alexnet:
+        assert alexnet[0]["time_hours"] / row["time_hours"] == pytest.approx(row["speedup"], abs=0.01)
+    energy = data.table("energy_per_operation")
+    for kind in ("16bit_integer", "64bit_float"):
+        for row in energy:
+            ratio = row[f"energy_{kind}_pJ"] / energy[0][f"energy_{kind}_pJ"]
+            assert ratio == pytest.approx(row[f"relative_to_add_{kind}"], rel=0.06)
+
+
+def test_records_are_in_order_of_time():
+    rows = data.table("imagenet_records")
+    assert [row["date"] for row in rows] == sorted(row["date"] for row in rows)
+    assert rows[0] | {"note": "", "source": ""} == {
+        "date": "2015-10",
+        "group": "UC Berkeley (FireCaffe)",
+        "model": "GoogLeNet",
+        "processors": 128.0,
+        "processor": "NVIDIA K20",
+        "interconnect": "Cray Gemini",
+        "batch_size": 1024.0,
+        "time_hours": 10.5,
+        "filled_from_the_paper": None,
+        "note": "",
+        "source": "",
+    }
