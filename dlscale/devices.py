@@ -1,0 +1,164 @@
+"""The machine: its cores and memory, emulated devices on one processor, and processes that work together."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import psutil
+from jax._src import xla_bridge  # the one question that has no public answer: has JAX started?
+
+from dlscale import checks
+
+
+class DeviceError(RuntimeError):
+    """JAX was started in a way that cannot serve what is asked; the message says which line must come first."""
+
+
+def _restart(line: str) -> str:
+    return f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
+
+
+def emulate(count: int) -> list[jax.Device]:
+    """Let JAX see `count` devices on this processor, and return them.
+
+    They share its cores: right for seeing who holds and sends what, wrong for measuring speed. Must come before JAX
+    first computes; asking again for as many, or fewer, is harmless. Raises DeviceError when it comes too late.
+    """
+    count = checks.whole("The number of devices", count)
+    if not xla_bridge.backends_are_initialized():
+        jax.config.update("jax_num_cpu_devices", count)
+    have = jax.devices()
+    if len(have) < count:
+        raise DeviceError(
+            f"{count} devices asked, but JAX has already started with {len(have)}. "
+            + _restart(f"dlscale.devices.emulate({count})")
+        )
+    return have[:count]
+
+
+def mesh(count: int | None = None, axis_name: str = "workers") -> jax.sharding.Mesh:
+    """A one-dimensional mesh of `count` devices (default: all) for `jax.shard_map`. Raises DeviceError if too few."""
+    available = len(jax.devices())
+    count = available if count is None else checks.whole("The number of devices", count)
+    if count > available:
+        raise DeviceError(
+            f"{count} devices asked, but JAX was started with {available}. "
+            + _restart(f"dlscale.devices.emulate({count})")
+        )
+    return jax.make_mesh(
+        (count,), (axis_name,), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:count]
+    )
+
+
+def connect(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None
+) -> tuple[int, int]:
+    """Join this process to a group and return (its number, the group's size). Call it before JAX first computes.
+
+    `coordinator` is "host:port" of process 0; `processes` the group's size; `process` this one's number. Left out, they
+    come from the environment: DLSCALE_COORDINATOR, DLSCALE_PROCESSES, DLSCALE_PROCESS. Process 0 listens on the
+    coordinator's own address only, so a group on "127.0.0.1:PORT" is out of reach for other machines.
+    Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
+    """
+    given = {"coordinator": coordinator, "processes": processes, "process": process}
+    for name, value in given.items():
+        variable = f"DLSCALE_{name.upper()}"
+        if value is None and variable not in os.environ:
+            raise ValueError(f"connect() needs {name}: pass {name}=… or set the environment variable {variable}.")
+        given[name] = os.environ[variable] if value is None else value
+    address, size, rank = str(given["coordinator"]), *(_number(n, given[n]) for n in ("processes", "process"))
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
+    size = checks.whole("processes", size)
+    rank = checks.whole("process", rank, low=0, high=size - 1)
+    if xla_bridge.backends_are_initialized():
+        raise DeviceError("JAX has already started by itself. " + _restart("dlscale.devices.connect(…)"))
+    jax.distributed.initialize(
+        address,
+        size,
+        rank,
+        coordinator_bind_address=address if rank == 0 else None,
+        initialization_timeout=60,
+    )
+    return rank, size
+
+
+def _number(name: str, value: object) -> object:
+    try:
+        return int(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number, not {value!r}.") from None
+
+
+def cores() -> int:
+    """Processor cores this process may use: of the machine, its affinity mask and its container's quota, the least."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _cgroup("cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        allowed = min(allowed, max(1, int(quota) // int(period)))
+    return allowed
+
+
+class Memory(NamedTuple):
+    """Memory of the machine, or of the container if that has less, in bytes."""
+
+    total: int
+    available: int
+
+
+def memory() -> Memory:
+    """What this process may use. On Binder and JupyterHub the container's limit counts, not the machine's memory."""
+    machine = psutil.virtual_memory()
+    limit = _cgroup("memory.max") or os.environ.get("MEM_LIMIT", "")
+    if not limit.isdigit() or int(limit) > machine.total:
+        return Memory(machine.total, machine.available)
+    used = int(_cgroup("memory.current") or psutil.Process().memory_info().rss)
+    return Memory(int(limit), min(machine.available, max(0, int(limit) - used)))
+
+
+def _cgroup(name: str) -> str:
+    try:
+        return Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:  # not Linux, or no container
+        return ""
+
+
+class Finding(NamedTuple):
+    """One line of the machine's report: what was looked at, what was found, and what to do if it falls short."""
+
+    item: str
+    found: str
+    advice: str = ""
+
+
+def report() -> list[Finding]:
+    """Look at Python, packages, cores, memory and emulated devices, and say in words what is missing."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "optax", "numpy", "matplotlib"))
+    space, count = memory(), cores()
+    free = space.available / 2**30
+    # in a process of its own: here JAX may have started, and emulation is not for every notebook
+    code = "from dlscale import devices; print(len(devices.emulate(8)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return [
+        Finding("Python", platform.python_version(), "" if sys.version_info >= (3, 11) else "Install Python 3.11."),
+        Finding("packages", versions),
+        Finding("cores", str(count), "" if count > 1 else "It works, in about twice the time a notebook names."),
+        Finding(
+            "free memory",
+            f"{free:.1f} of {space.total / 2**30:.1f} GiB",
+            "" if free >= 1 else "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again.",
+        ),
+        Finding(
+            "emulated devices",
+            child.stdout.strip() or "none",
+            "" if child.stdout.strip() == "8" else f"Notebooks on parallelism need them. {child.stderr.strip()[-200:]}",
+        ),
+    ]

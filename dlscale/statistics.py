@@ -1,0 +1,37 @@
+"""Means with their uncertainty over seeds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Interval(NamedTuple):
+    """A mean and the ends of its confidence interval, in the unit of the samples."""
+
+    mean: np.ndarray | float
+    low: np.ndarray | float
+    high: np.ndarray | float
+
+    @property
+    def half_width(self) -> np.ndarray | float:
+        return (self.high - self.low) / 2
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+def interval(samples: np.ndarray, axis: int = 0, confidence: float = 0.95) -> Interval:
+    """Student's t-interval for the mean of independent `samples` along `axis`.
+
+    Raises ValueError for fewer than two samples. A sample that is not finite gives NaN: it is not left out.
+    """
+    samples = np.asarray(samples, dtype=float)
+    count = samples.shape[axis] if samples.ndim else 0
+    if count < 2:
+        raise ValueError(f"An interval needs at least 2 samples, not {count}: run more seeds.")
+    mean = samples.mean(axis)
+    half = stats.t.ppf((1 + confidence) / 2, count - 1) * samples.std(axis, ddof=1) / np.sqrt(count)
+    return Interval(mean, mean - half, mean + half)

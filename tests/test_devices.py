@@ -1,0 +1,152 @@
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import psutil
+import pytest
+
+from dlscale import devices
+
+
+def python(code: str, **environment: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | environment,
+    )  # fmt: skip
+
+
+def output(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_emulated_devices_each_hold_their_part():
+    code = """
+import jax, jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from dlscale import devices
+assert len(devices.emulate(4)) == 4
+mesh = devices.mesh()
+total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P()))
+print(total(jnp.arange(4.0)), len(devices.emulate(2)), dict(devices.mesh(2, "w").shape))
+try:
+    devices.emulate(8)
+except devices.DeviceError as error:
+    print(error)
+"""
+    lines = output(python(code)).splitlines()
+    assert lines[0] == "[6.] 2 {'w': 2}"
+    assert "8 devices asked, but JAX has already started with 4" in lines[1]
+    assert "Restart the kernel" in lines[1]
+    assert "dlscale.devices.emulate(8)" in lines[1]
+
+
+def test_more_devices_than_there_are_name_the_line_that_must_come_first():
+    many = len(jax.devices()) + 1
+    with pytest.raises(devices.DeviceError, match=rf"run this line .* dlscale\.devices\.emulate\({many}\)"):
+        devices.mesh(many)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "8", True])
+def test_a_number_of_devices_is_a_whole_number(count):
+    for ask in (devices.emulate, devices.mesh):
+        with pytest.raises(ValueError, match="The number of devices must be a whole number of at least 1"):
+            ask(count)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_processes_add_up_and_listen_on_this_machine_only():
+    code = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from dlscale import devices
+rank, size = devices.connect()
+mesh = devices.mesh()
+mine = jax.make_array_from_process_local_data(NamedSharding(mesh, P("workers")), np.array([10.0 + rank]))
+add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P()))
+print("sum", rank, size, float(add(mine).addressable_data(0)[0]), flush=True)
+sys.stdin.read()
+"""
+    address = f"127.0.0.1:{free_port()}"
+    group = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"DLSCALE_COORDINATOR": address, "DLSCALE_PROCESSES": "2", "DLSCALE_PROCESS": str(rank)},
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        # the transport reports its connections on the same stream
+        sums = [next(line for line in process.stdout if line.startswith("sum")) for process in group]
+        assert sums == ["sum 0 2 21.0\n", "sum 1 2 21.0\n"]
+        listening = {
+            connection.laddr.ip
+            for process in group
+            for connection in psutil.Process(process.pid).net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        for process in group:  # both at once: each waits for the other before it ends
+            process.stdin.close()
+        assert [process.wait(60) for process in group] == [0, 0]
+    finally:
+        for process in group:
+            process.kill()
+            process.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "pass coordinator=… or set the environment variable DLSCALE_COORDINATOR"),
+        ({"coordinator": "127.0.0.1"}, "needs processes"),
+        ({"coordinator": "127.0.0.1", "processes": 2, "process": 0}, "must be host:port"),
+        ({"coordinator": "127.0.0.1:1", "processes": 2, "process": 2}, "process must be a whole number from 0 to 1"),
+        (
+            {"coordinator": "127.0.0.1:1", "processes": 0, "process": 0},
+            "processes must be a whole number of at least 1",
+        ),
+        ({"coordinator": "127.0.0.1:1", "processes": "two", "process": 0}, "not 'two'"),
+    ],
+)
+def test_impossible_groups_are_refused_in_words(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        devices.connect(**arguments)
+
+
+def test_connecting_after_jax_has_started_says_what_to_do():
+    jax.devices()
+    with pytest.raises(devices.DeviceError, match=r"Restart the kernel .* dlscale\.devices\.connect"):
+        devices.connect("127.0.0.1:1", 1, 0)
+
+
+def test_a_container_limit_counts_before_the_machine(monkeypatch):
+    files = {"cpu.max": "150000 100000", "memory.max": str(2**30), "memory.current": str(2**28)}
+    monkeypatch.setattr(devices, "_cgroup", lambda name: files[name])
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert devices.cores() == 1
+    memory = devices.memory()
+    assert memory.total == 2**30
+    assert memory.available <= 2**30 - 2**28
+    files.update({"cpu.max": "max 100000", "memory.max": "max"})
+    assert devices.cores() == 8
+    assert devices.memory().total == psutil.virtual_memory().total
+
+
+def test_the_report_says_what_is_missing(monkeypatch):
+    assert all(finding.found for finding in devices.report())
+    monkeypatch.setattr(devices, "cores", lambda: 1)
+    monkeypatch.setattr(devices, "memory", lambda: devices.Memory(2**31, 2**29))
+    advice = {finding.item: finding.advice for finding in devices.report()}
+    assert "twice the time" in advice["cores"]
+    assert "Shut Down All Kernels" in advice["free memory"]
+    assert not advice["emulated devices"]

@@ -1,0 +1,241 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dlscale import data, models, train
+
+SIGNALS = data.load("mnist1d")
+SMALL = dataclasses.replace(
+    SIGNALS, x_train=SIGNALS.x_train[:330], y_train=SIGNALS.y_train[:330], x_test=SIGNALS.x_test[:70],
+    y_test=SIGNALS.y_test[:70],
+)  # fmt: skip
+NET = models.mlp((40, 16, 10))
+BUDGET = {"batch_size": 32, "epochs": 4}
+
+
+def equal(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+def test_fit_equals_a_plain_loop_over_the_same_batches():
+    """One epoch in the stored order, step by step with optax."""
+    run = train.fit(NET, SMALL, optax.adam, batch_size=32, epochs=1, shuffle=False, learning_rate=0.01)
+    params = NET.init(jax.random.fold_in(jax.random.key(0), 0))
+    optimizer = optax.adam(0.01)
+    memory, losses = optimizer.init(params), []
+    for start in range(0, 320, 32):
+        x, y = SMALL.x_train[start : start + 32], SMALL.y_train[start : start + 32]
+
+        def objective(params, x=x, y=y):
+            return optax.softmax_cross_entropy_with_integer_labels(NET.apply(params, x), y).mean()
+
+        loss, gradient = jax.value_and_grad(objective)(params)
+        updates, memory = optimizer.update(gradient, memory, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(loss)
+    np.testing.assert_allclose(run.history.loss, losses, rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_history_has_every_step_and_every_evaluation():
+    run = train.fit(NET, SMALL, optax.sgd, **BUDGET, eval_every=2, learning_rate=0.1)
+    assert run.history.loss.shape == run.history.accuracy.shape == (40,)
+    assert run.history.test_loss.shape == run.history.test_accuracy.shape == (2,)
+    assert run.history.evaluated_at.tolist() == [20, 40]
+    loss, accuracy = train.evaluate(NET, run.params, SMALL.x_test, SMALL.y_test)
+    assert run.history.test_loss[-1] == pytest.approx(float(loss), rel=1e-5)
+    assert run.history.test_accuracy[-1] == pytest.approx(float(accuracy))
+
+
+@pytest.mark.parametrize("count", [1, 499, 500, 501, 1000, 1234])
+def test_evaluate_counts_every_example_once(count):
+    x, y = np.resize(SIGNALS.x_test, (count, 40)), np.resize(SIGNALS.y_test, count)
+    params = NET.init(jax.random.key(0))
+    logits = NET.apply(params, x)
+    loss, accuracy = train.evaluate(NET, params, x, y)
+    assert float(accuracy) == pytest.approx(float((logits.argmax(1) == y).mean()), abs=1e-6)
+    expected = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not():
+    runs = [train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1, seed=seed) for seed in (3, 3, 4)]
+    assert equal(runs[0], runs[1])
+    assert not equal(runs[0].params, runs[2].params)
+
+
+def test_shuffling_is_new_in_each_epoch_and_leaves_no_example_out():
+    """With a model that cannot learn, an epoch's losses say which examples were in each batch."""
+    frozen = models.Model(lambda key: {}, lambda params, x: x[:, :10])
+    whole = dataclasses.replace(SMALL, x_train=SMALL.x_train[:320], y_train=SMALL.y_train[:320])
+    epochs = train.fit(frozen, whole, optax.sgd, batch_size=1, epochs=2, learning_rate=0.1).history.loss.reshape(2, -1)
+    assert not np.array_equal(epochs[0], epochs[1])
+    np.testing.assert_allclose(np.sort(epochs[0]), np.sort(epochs[1]), rtol=1e-6)
+    stored = train.fit(frozen, whole, optax.sgd, batch_size=1, epochs=2, learning_rate=0.1, shuffle=False).history.loss
+    assert np.array_equal(stored[:320], stored[320:])
+    np.testing.assert_allclose(np.sort(epochs[0]), np.sort(stored[:320]), rtol=1e-6)
+
+
+def test_a_sweep_is_fit_for_every_setting_bit_for_bit():
+    sweep = train.sweep(
+        NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.05, 0.1], momentum=[0.0, 0.5, 0.9], seed=range(2),
+        keep_params=True,
+    )  # fmt: skip
+    assert sweep.axes == {"learning_rate": (0.05, 0.1), "momentum": (0.0, 0.5, 0.9), "seed": (0, 1)}
+    assert sweep.history.loss.shape == (2, 3, 2, 40)
+    assert sweep.history.evaluated_at.tolist() == [10, 20, 30, 40]
+    for i, j, k in [(0, 0, 0), (1, 2, 1), (0, 1, 1)]:
+        run = train.fit(
+            NET,
+            SMALL,
+            optax.sgd,
+            **BUDGET,
+            learning_rate=[0.05, 0.1][i],
+            momentum=[0.0, 0.5, 0.9][j],
+            seed=k,
+        )
+        one = jax.tree.map(lambda leaf, i=i, j=j, k=k: leaf[i, j, k], (sweep.params, sweep.history[:4]))
+        assert equal(one, (run.params, run.history[:4]))
+
+
+def test_new_values_seeds_and_grid_sizes_compile_nothing(monkeypatch):
+    train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1])
+    train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr("jax._src.compiler.backend_compile_and_load", refuse)
+    with pytest.raises(AssertionError, match="compiled again"):  # the trap works
+        jax.jit(lambda x: x * 3.25)(1.0)
+    train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.2, 0.3, 0.7], seed=range(7, 11))
+    train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.5, seed=9)
+
+
+def test_a_sweep_is_smaller_in_parallel_when_memory_would_not_do(monkeypatch):
+    run = train._executable(train._compile(NET, optax.sgd, train.LOSSES["squared"], 32, True, 1), ("learning_rate",), 4, 1,
+                            tuple((a.shape, a.dtype.name) for a in train._arrays(SMALL)))  # fmt: skip
+    monkeypatch.setattr(train.devices, "cores", lambda: 64)
+    assert train._workers(run) == 64
+    used = run.memory_analysis()
+    each = used.temp_size_in_bytes + used.output_size_in_bytes
+    monkeypatch.setattr(train.devices, "memory", lambda: train.devices.Memory(10 * each, 6 * each))
+    assert train._workers(run) == 3
+    monkeypatch.setattr(train.devices, "memory", lambda: train.devices.Memory(10, 0))
+    assert train._workers(run) == 1
+
+
+def test_a_diverging_fit_stops_and_names_step_and_setting():
+    with pytest.raises(
+        train.Diverged, match=r"at step \d+ \(epoch 0\) with learning_rate=1e\+06, batch_size=32, seed=0"
+    ) as caught:
+        train.fit(NET, SMALL, optax.sgd, batch_size=32, epochs=50, learning_rate=1e6)
+    history = caught.value.run.history
+    step = int((~np.isfinite(history.loss)).argmax())
+    assert f"at step {step} " in str(caught.value)
+    assert len(history.loss) == 10  # it stopped after the first epoch
+
+
+def test_a_diverging_run_of_a_sweep_is_marked_and_the_others_go_on():
+    sweep = train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1, 1e6], seed=range(2))
+    assert (sweep.diverged_at[0] == -1).all()
+    bad = sweep.diverged_at[1]
+    assert (bad >= 0).all()
+    for seed in (0, 1):
+        assert np.isfinite(sweep.history.loss[1, seed, : bad[seed]]).all()
+        assert not np.isfinite(sweep.history.loss[1, seed, bad[seed]])
+    assert np.isfinite(sweep.history.loss[0]).all()
+
+
+def test_an_interrupt_stops_the_sweep_and_leaves_it_usable(monkeypatch):
+    calls = []
+
+    def interrupted(jobs):
+        calls.append(len(list(jobs)))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "as_completed", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1] * 50)
+    assert calls == [250]
+    assert np.isfinite(train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1]).history.loss).all()
+
+
+def test_the_loss_may_be_named_or_given():
+    ours = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.01, loss="squared")
+
+    def squared(logits, y):
+        return ((logits - jax.nn.one_hot(y, 10)) ** 2).sum(1)
+
+    theirs = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.01, loss=squared)
+    np.testing.assert_allclose(ours.history.loss, theirs.history.loss, rtol=1e-5)
+
+
+def test_a_ready_made_optimizer_and_a_schedule_work():
+    schedule = optax.linear_schedule(0.1, 0.0, 40)
+    run = train.fit(NET, SMALL, optax.sgd(schedule), **BUDGET)
+    assert run.history.loss[-10:].mean() < run.history.loss[:10].mean()
+
+
+def test_tune_keeps_tuning_and_testing_apart():
+    rates = [1e-4, 0.1, 1e6]
+    tuned = train.tune(NET, SMALL, optax.sgd, **BUDGET, learning_rate=rates, seed=range(5))
+    assert tuned.setting == {"learning_rate": 0.1}
+    assert not tuned.at_edge
+    assert tuned.validation.axes == {"learning_rate": tuple(rates), "seed": (5, 6, 7)}
+    assert tuned.test.axes == {"seed": (0, 1, 2, 3, 4)}
+    held_out = data.validation_split(SMALL, 0.25)
+    run = train.fit(NET, dataclasses.replace(held_out, x_test=SMALL.x_test, y_test=SMALL.y_test), optax.sgd, **BUDGET,
+                    learning_rate=0.1, seed=2)  # fmt: skip
+    assert tuned.test.history.test_accuracy[2, -1] == run.history.test_accuracy[-1]
+    assert train.tune(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.01, 0.1]).at_edge
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "from 1 to 330, not 0. mnist1d has 330 training examples"),
+        ({"batch_size": 331}, "from 1 to 330, not 331"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ({"eval_every": 3}, "4 is not a multiple of 3"),
+        ({"learning_rate": -0.1}, "learning_rate must be a finite number of at least 0, not -0.1"),
+        ({"learning_rate": float("nan")}, "not nan"),
+        ({"learning_rate": "0.1"}, "not '0.1'"),
+        ({"nesterov": True}, "functools.partial"),
+        ({"seed": -1}, "seed must be a whole number"),
+        ({"loss": "cross-entropy"}, "Did you mean 'cross_entropy'"),
+    ],
+)
+def test_bad_settings_are_refused_in_words(change, words):
+    for run in (train.fit, train.sweep):
+        with pytest.raises(ValueError, match=words):
+            run(NET, SMALL, optax.sgd, **({"learning_rate": 0.1} | BUDGET | change))
+
+
+@pytest.mark.parametrize("empty", [{"learning_rate": []}, {"learning_rate": 0.1, "seed": []}])
+def test_an_empty_grid_is_refused(empty):
+    with pytest.raises(ValueError, match="The grid is empty"):
+        train.sweep(NET, SMALL, optax.sgd, **BUDGET, **empty)
+
+
+def test_a_model_for_other_classes_and_a_setting_for_a_ready_made_optimizer_are_refused():
+    with pytest.raises(ValueError, match="5 outputs, but mnist1d has 10 classes"):
+        train.fit(models.mlp((40, 5)), SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
+    with pytest.raises(ValueError, match="ready made"):
+        train.fit(NET, SMALL, optax.sgd(0.1), **BUDGET, learning_rate=0.1)
+
+
+def test_convolutions_train_too():
+    mnist = data.load("mnist")
+    part = dataclasses.replace(mnist, x_train=mnist.x_train[:640], y_train=mnist.y_train[:640],
+                               x_test=mnist.x_test[:100], y_test=mnist.y_test[:100])  # fmt: skip
+    run = train.fit(models.lenet(), part, optax.adam, batch_size=32, epochs=4, learning_rate=0.003)
+    assert run.history.test_accuracy[-1] > 0.6
+    assert jnp.isfinite(run.params["conv1"]["w"]).all()
