@@ -1,0 +1,173 @@
+"""Sliders that answer at once: `explore` draws what stays once and only what moves again."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import ipywidgets
+from IPython.display import display
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from dlscale import figures
+
+Update = Callable[..., Iterable[Artist] | None]
+
+explorers: list[Explorer] = []  # those of this kernel, for `check_extremes`
+
+
+def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> ipywidgets.Widget:
+    """A slider over the given values, in their order, even or not; it starts at `value`, or in the middle."""
+    values = list(values)
+    start = values[len(values) // 2] if value is None else value
+    return ipywidgets.SelectionSlider(
+        options=[(text.format(v), v) for v in values], value=start, description=label, **_looks(label)
+    )
+
+
+def menu(label: str, options: Sequence[str], value: str | None = None) -> ipywidgets.Widget:
+    """A drop-down menu; it starts at `value`, or at the first option."""
+    return ipywidgets.Dropdown(
+        options=list(options), value=options[0] if value is None else value, description=label, **_looks(label)
+    )
+
+
+def _looks(label: str) -> dict[str, Any]:
+    # the tooltip gives the control its accessible name
+    return {
+        "tooltip": label,
+        "style": {"description_width": "9em"},
+        "layout": {"width": "32em", "max_width": "98%"},
+    }
+
+
+def predict(question: str, options: Sequence[str]) -> ipywidgets.Widget:
+    """Ask for a guess before an experiment. The returned widget's `value` is the reader's choice, None before it."""
+    guess = ipywidgets.RadioButtons(
+        options=list(options), value=None, layout={"width": "max-content"}, tooltip=question
+    )
+    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{html.escape(question)}</b>"), guess]))
+    return guess
+
+
+def explore(
+    make: Callable[[Figure], Update],
+    *,
+    alt: Callable[..., str],
+    width: float = 7.2,
+    height: float = 3.4,
+    **controls: ipywidgets.Widget,
+) -> None:
+    """Show a figure that follows its controls.
+
+    `make(figure)` draws what stays and returns `update(**values)`, which moves what moves and returns those artists;
+    only they are drawn again, over the rest. It returns None where axes or titles changed: then all is drawn again.
+    `alt(**values)` says in a sentence what is to be seen; it stands under the figure and in the saved picture.
+    `controls` are widgets with a `value`, such as `slider` and `menu` make. An error in `update` is shown in place of
+    the figure. The picture stays in a saved notebook.
+    """
+    explorers.append(Explorer(make, alt, width, height, controls))
+
+
+class Explorer:
+    """What `explore` shows: controls, figure and caption."""
+
+    def __init__(
+        self,
+        make: Callable[[Figure], Update],
+        alt: Callable[..., str],
+        width: float,
+        height: float,
+        controls: dict[str, ipywidgets.Widget],
+    ) -> None:
+        self.controls, self.alt = controls, alt
+        self.lock = threading.Lock()  # callbacks come on another thread than cells do
+        self.error: BaseException | None = None
+        self.figure = Figure((width, height), dpi=100, layout="constrained")
+        self.canvas = figures.FigureCanvasAgg(self.figure)
+        self.update = make(self.figure)
+        self.background: Any = None
+        self.moving: list[Artist] = []
+        self.caption = ipywidgets.HTML()
+        display(ipywidgets.VBox([*controls.values(), self.caption]))
+        bundle, metadata = self._draw()
+        self.handle = display(bundle, raw=True, metadata=metadata, display_id=True)
+        for control in controls.values():
+            control.observe(self._on_change, "value")
+
+    def _draw(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Draw the present values; return the picture as a MIME bundle and its metadata."""
+        values = {name: control.value for name, control in self.controls.items()}
+        moved = self.update(**values)
+        if moved is None or self.background is None:
+            self._draw_all(moved)
+        else:
+            self.canvas.restore_region(self.background)
+        for artist in self.moving:
+            self.figure.draw_artist(artist)
+        text = self.alt(**values)
+        self.caption.value = f'<p role="status" style="line-height:1.4">{html.escape(text)}</p>'
+        self.picture = figures.png(self.figure, compression=1)
+        return {"image/png": self.picture, "text/plain": text}, {"image/png": {"alt": text}}
+
+    def _draw_all(self, moved: Iterable[Artist] | None) -> None:
+        for artist in self.moving:
+            artist.set_animated(False)
+        self.moving = sorted(moved or (), key=Artist.get_zorder)
+        for artist in self.moving:
+            artist.set_animated(True)  # left out of the background
+        self.canvas.draw()
+        self.figure.set_layout_engine("none")  # nothing jumps from here on
+        self.background = self.canvas.copy_from_bbox(self.figure.bbox) if self.moving else None
+
+    def _on_change(self, _change: Any) -> None:
+        with self.lock:
+            try:
+                bundle, metadata = self._draw()
+                self.error = None
+            except Exception as error:  # an error in a callback would vanish without a trace
+                self.error = error
+                lines = "".join(traceback.format_exception(error)[-3:])
+                self.caption.value = f'<pre role="alert" style="color:#B3261E">{html.escape(lines)}</pre>'
+                bundle, metadata = {"text/plain": f"This setting failed: {error!r}"}, {}
+            self.handle.update(bundle, raw=True, metadata=metadata)
+
+
+def check_extremes() -> None:
+    """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
+
+    Raises AssertionError for a callback that failed and for a control that never changed the picture.
+    """
+    for number, explorer in enumerate(explorers):
+        start = {name: control.value for name, control in explorer.controls.items()}
+        ends = {name: _ends(control) for name, control in explorer.controls.items()}
+
+        def picture(values: dict[str, Any], number: int = number, explorer: Explorer = explorer) -> bytes:
+            for name, value in values.items():
+                explorer.controls[name].value = value
+            if explorer.error:
+                raise AssertionError(f"Explorer {number} failed at {values}.") from explorer.error
+            return explorer.picture
+
+        for name, values in ends.items():
+            if len({picture(start | {name: value}) for value in values}) < 2:
+                raise AssertionError(f"Control {name!r} of explorer {number} never changed the picture.")
+        for corner in itertools.product(*((values[0], values[-1]) for values in ends.values())):
+            picture(dict(zip(ends, corner, strict=True)))
+        picture(start)
+
+
+def _ends(control: ipywidgets.Widget) -> list[Any]:
+    if isinstance(control, ipywidgets.Dropdown | ipywidgets.RadioButtons | ipywidgets.ToggleButtons):
+        return [value for _, value in control._options_full]
+    if hasattr(control, "options"):
+        options = [value for _, value in control._options_full]
+        return [options[0], options[-1]]
+    if isinstance(control, ipywidgets.Checkbox | ipywidgets.ToggleButton):
+        return [False, True]
+    return [control.min, control.max]
