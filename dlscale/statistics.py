@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 
 class Interval(NamedTuple):
@@ -33,5 +33,5 @@ def interval(samples: np.ndarray, axis: int = 0, confidence: float = 0.95) -> In
     if count < 2:
         raise ValueError(f"An interval needs at least 2 samples, not {count}: run more seeds.")
     mean = samples.mean(axis)
-    half = stats.t.ppf((1 + confidence) / 2, count - 1) * samples.std(axis, ddof=1) / np.sqrt(count)
+    half = stdtrit(count - 1, (1 + confidence) / 2) * samples.std(axis, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - half, mean + half)

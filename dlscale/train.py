@@ -28,6 +28,8 @@ from dlscale.models import Model, Params
 Loss = Callable[[Array, Array], Array]
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 
+COPY_AT_MOST = 2**24  # numbers of training data gathered for a whole epoch: faster than step by step, takes memory
+
 LOSSES: dict[str, Loss] = {
     "cross_entropy": lambda logits, y: optax.softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1])),
     "squared": lambda logits, y: jnp.sum((logits - jax.nn.one_hot(y, logits.shape[-1])) ** 2, axis=-1),
@@ -281,18 +283,24 @@ def _compile(
         update, examples = transformation(setting).update, len(x_train)
         order_key = jax.random.fold_in(jax.random.key(seed), 1)
 
-        def step(state: Any, batch: Array) -> tuple[Any, tuple[Array, Array]]:
+        def gather(order: Array) -> tuple[Array, Array]:
+            return x_train[order], y_train[order]
+
+        copy_whole = x_train.size <= COPY_AT_MOST
+
+        def step(state: Any, batch: Any) -> tuple[Any, tuple[Array, Array]]:
             params, memory = state
-            results, gradient = jax.value_and_grad(batch_loss, has_aux=True)(params, x_train[batch], y_train[batch])
+            x, y = batch if copy_whole else gather(batch)
+            results, gradient = jax.value_and_grad(batch_loss, has_aux=True)(params, x, y)
             updates, memory = update(gradient, memory, params)
             return (optax.apply_updates(params, updates), memory), results
 
         def one_epoch(state: Any, number: Array) -> tuple[Any, tuple[Array, Array]]:
             order = jnp.arange(examples)
             if shuffle:
-                order = jax.random.permutation(jax.random.fold_in(order_key, number), examples)
-            batches = order[: examples // batch_size * batch_size].reshape(-1, batch_size)
-            return lax.scan(step, state, batches)
+                order = _permutation(jax.random.fold_in(order_key, number), examples)
+            order = order[: examples // batch_size * batch_size].reshape(-1, batch_size)
+            return lax.scan(step, state, gather(order) if copy_whole else order)
 
         state, (losses, accuracies) = lax.scan(one_epoch, state, epoch + jnp.arange(eval_every))
         tested = evaluate(model, state[0], x_test, y_test, loss)
@@ -316,6 +324,19 @@ def _executable(
     arrays = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
     epochs = np.arange(segments) * eval_every
     return program.whole.lower(setting, _seed(0), epochs, arrays).compile()
+
+
+def _permutation(key: Array, count: int) -> Array:
+    """A random order of `count` numbers, six times as fast on a CPU as `jax.random.permutation` for up to 8,192.
+
+    Then a random key and its number share one word, so that sorting needs no second array. Two of the (at least) 19-bit
+    keys are equal for few pairs, which stay in their order.
+    """
+    if count > 8192:
+        return jax.random.permutation(key, count)
+    bits = max(1, (count - 1).bit_length())
+    words = jax.random.bits(key, (count,)) << bits | jnp.arange(count, dtype=jnp.uint32)
+    return (jnp.sort(words) & (2**bits - 1)).astype(jnp.int32)
 
 
 def _workers(run: jax.stages.Compiled) -> int:

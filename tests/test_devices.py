@@ -150,3 +150,21 @@ def test_the_report_says_what_is_missing(monkeypatch):
     assert "twice the time" in advice["cores"]
     assert "Shut Down All Kernels" in advice["free memory"]
     assert not advice["emulated devices"]
+
+
+def test_compiled_programs_are_kept_and_change_no_bits(tmp_path):
+    code = """
+import jax, jax.numpy as jnp
+from dlscale import devices
+result = jax.jit(lambda x: jnp.sin(x) @ x)(jnp.arange(9.0).reshape(3, 3))
+print(result.tobytes().hex(), jax.config.jax_compilation_cache_dir)
+"""
+    home = {"HOME": str(tmp_path), "USERPROFILE": str(tmp_path)}
+    first, again = (output(python(code, DLSCALE_CACHE="on", **home)).split() for _ in range(2))
+    assert first == again
+    assert list((tmp_path / ".cache" / "dlscale" / "programs").glob("*/*"))
+    off = output(python(code, DLSCALE_CACHE="off", **home)).split()
+    assert off == [first[0], "None"]
+    (tmp_path / "file").write_text("not a folder")
+    broken = output(python(code, DLSCALE_CACHE="on", HOME=str(tmp_path / "file"), USERPROFILE=str(tmp_path / "file")))
+    assert broken.split() == off

@@ -118,8 +118,9 @@ def test_new_values_seeds_and_grid_sizes_compile_nothing(monkeypatch):
 
 
 def test_a_sweep_is_smaller_in_parallel_when_memory_would_not_do(monkeypatch):
-    run = train._executable(train._compile(NET, optax.sgd, train.LOSSES["squared"], 32, True, 1), ("learning_rate",), 4, 1,
-                            tuple((a.shape, a.dtype.name) for a in train._arrays(SMALL)))  # fmt: skip
+    program = train._compile(NET, optax.sgd, train.LOSSES["squared"], 32, True, 1)
+    shapes = tuple((array.shape, array.dtype.name) for array in train._arrays(SMALL))
+    run = train._executable(program, ("learning_rate",), 4, 1, shapes)
     monkeypatch.setattr(train.devices, "cores", lambda: 64)
     assert train._workers(run) == 64
     used = run.memory_analysis()
@@ -165,6 +166,24 @@ def test_an_interrupt_stops_the_sweep_and_leaves_it_usable(monkeypatch):
             train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1] * 50)
     assert calls == [250]
     assert np.isfinite(train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1]).history.loss).all()
+
+
+def test_data_too_large_to_copy_give_the_same_bits(monkeypatch):
+    copied = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
+    monkeypatch.setattr(train, "COPY_AT_MOST", 0)
+    train._compile.cache_clear()
+    gathered = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
+    train._compile.cache_clear()
+    assert equal(copied, gathered)
+
+
+@pytest.mark.parametrize("count", [1, 2, 330, 4000, 8192, 8193])
+def test_a_permutation_holds_every_number_once_and_none_is_favoured(count):
+    orders = jax.vmap(lambda key: train._permutation(key, count))(jax.random.split(jax.random.key(0), 200))
+    assert (jnp.sort(orders, axis=1) == jnp.arange(count)).all()
+    if count > 1:
+        first = np.asarray(orders[:, 0]) / (count - 1)
+        assert abs(first.mean() - 0.5) < 4 * 0.5 / np.sqrt(200)
 
 
 def test_the_loss_may_be_named_or_given():
