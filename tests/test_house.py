@@ -1,0 +1,248 @@
+"""The house around the library: its size and layers, the lock, the commands, Binder, the web site, its texts."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tokenize
+import tomllib
+from pathlib import Path
+
+import book  # tools/book.py
+import nbformat
+import pytest
+from importlinter.cli import lint_imports
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+MOST_LINES_OF_CODE = 1500  # neither blank nor only comment or docstring
+OLDEST_PYTHON = "3.11"
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+# The library
+
+
+def test_imports_only_go_down(capsys):
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True) == 0, capsys.readouterr().out
+
+
+def lines_of_code(path: Path) -> int:
+    lines, statement = set(), []
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type == tokenize.NEWLINE:
+                if [part.type for part in statement] != [tokenize.STRING]:  # a docstring stands alone
+                    lines.update(*(range(part.start[0], part.end[0] + 1) for part in statement))
+                statement = []
+            elif token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
+                statement.append(token)
+    return len(lines)
+
+
+def test_lines_of_code_count_neither_comments_nor_docstrings(tmp_path):
+    path = tmp_path / "sample.py"
+    path.write_text('"""Two\nlines."""\n\n# why\ndef f(\n    x,  # unit\n):\n    """One."""\n    return """\n"""\n')
+    assert lines_of_code(path) == 5
+
+
+def test_the_library_can_be_read_in_an_afternoon():
+    """What a notebook imports: not the instructor's grader, nor the exercises, which are texts of the course."""
+    package = ROOT / "dlscale"
+    paths = [path for path in package.glob("*.py") if path.stem != "grading"]
+    sizes = {path.name: lines_of_code(path) for path in paths}
+    assert sum(sizes.values()) < MOST_LINES_OF_CODE, sizes
+
+
+# The lock
+
+
+def locked() -> dict[str, list[Requirement]]:
+    """Pins by name; there may be several for one package, for different machines."""
+    pins: dict[str, list[Requirement]] = {}
+    for line in re.sub(r" *\\\n +", " ", read("requirements.txt")).splitlines():
+        if line and not line.lstrip().startswith("#"):
+            pin, *hashes = re.split(r" --hash=", line)
+            assert hashes, f"{pin} has no hash"
+            assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", hash_) for hash_ in hashes), pin
+            requirement = Requirement(pin)
+            assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), f"{pin} is not pinned"
+            pins.setdefault(normal(requirement.name), []).append(requirement)
+    return pins
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def asked() -> list[Requirement]:
+    lines = [line.partition("#")[0].strip() for line in read("requirements.in").splitlines()]
+    return [Requirement(line) for line in lines if line]
+
+
+def test_lock_has_only_pins_with_hashes():
+    assert len(locked()) > len(asked())
+    assert not re.search(r"^--|://|@ ", read("requirements.txt"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("wanted", [*asked(), *map(Requirement, PROJECT["project"]["dependencies"])], ids=str)
+def test_lock_satisfies(wanted):
+    assert locked().get(normal(wanted.name)), f"run `make lock`: {wanted} is not in requirements.txt"
+    for pin in locked()[normal(wanted.name)]:
+        assert str(pin.specifier).removeprefix("==") in wanted.specifier, f"run `make lock`: {pin} is not {wanted}"
+
+
+def test_what_the_package_needs_is_asked_for():
+    needed = {normal(Requirement(line).name) for line in PROJECT["project"]["dependencies"]}
+    assert needed <= {normal(wanted.name) for wanted in asked()}
+
+
+def test_the_oldest_python_is_the_same_everywhere():
+    assert Version(OLDEST_PYTHON) in SpecifierSet(PROJECT["project"]["requires-python"])
+    assert Version("3.10") not in SpecifierSet(PROJECT["project"]["requires-python"])
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py" + OLDEST_PYTHON.replace(".", "")
+    assert read("binder/runtime.txt").strip() == f"python-{OLDEST_PYTHON}"
+    assert f"--python-version {OLDEST_PYTHON} " in read("Makefile")
+    assert f"sys.version_info < ({OLDEST_PYTHON.replace('.', ', ')})" in read("Makefile")
+
+
+# Commands
+
+
+def make_targets() -> dict[str, str]:
+    return dict(re.findall(r"^([a-z]+):.*?(?:## (.*))?$", read("Makefile"), re.MULTILINE))
+
+
+def test_every_command_explains_itself():
+    assert {"lab", "test", "notebooks", "bench", "book", "lock", "clean"} <= set(make_targets())
+    assert [target for target, text in make_targets().items() if not text] == []
+
+
+def test_commands_in_the_readme_exist():
+    commands = set(re.findall(r"(?:^|`)make ([a-z]+)", read("README.md"), re.MULTILINE))
+    assert {"lab", "test"} <= commands
+    assert commands <= set(make_targets())
+    for name in re.findall(r"(?:^|`)python3? ((?:tools|data|benchmarks)/\w+\.py)", read("README.md"), re.MULTILINE):
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the executable bit is kept on Linux and macOS only")
+@pytest.mark.parametrize("name", [".ci/run", "binder/postBuild", "binder/start"])
+def test_scripts_can_be_executed(name):
+    assert os.access(ROOT / name, os.X_OK)
+    assert read(name).startswith("#!/bin/bash\n")
+    subprocess.run(["bash", "-n", ROOT / name], check=True)
+
+
+def test_binder_folder_has_the_form_that_binder_wants():
+    assert read("binder/requirements.txt") == "-r ../requirements.txt\n"
+    assert re.fullmatch(r"python-3\.\d+\n", read("binder/runtime.txt"))
+    assert read("binder/postBuild").endswith("\npython -m pip install --no-cache-dir --no-deps -e .\n")
+    assert read("binder/start").endswith('\nexec "$@"\n')
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Binder runs Linux")
+def test_binder_start_runs_the_command_on_the_processor():
+    command = [ROOT / "binder" / "start", "sh", "-c", 'echo "$JAX_PLATFORMS $1"', "sh", "two words"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "cpu two words\n"
+
+
+# Texts
+
+STRAY = {
+    "an absolute path": r"(?<![\w.:~$}])/(home|Users|root|work|mnt)/\w|\b[A-Z]:\\Users",
+    "the address of a registry": r"pypi\.org|pythonhosted\.org|npmjs\.(com|org)|(deb|security)\.debian\.org",
+}
+
+
+def committed() -> list[str]:
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is not a git checkout: what is committed is not known")
+    return [name for name in listing.splitlines() if (ROOT / name).is_file()]
+
+
+def stray(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if len(line) < 5000]  # not the pictures in notebooks
+    return [f"{what}: {line.strip()}" for what, pattern in STRAY.items() for line in lines if re.search(pattern, line)]
+
+
+def test_no_stray_paths_or_addresses():
+    found = {}
+    for name in committed():
+        content = (ROOT / name).read_bytes()
+        if b"\0" not in content[:8000] and (lines := stray(content.decode("utf-8"))):
+            found[name] = lines
+    assert found == {}
+
+
+def test_stray_paths_and_addresses_are_noticed():
+    assert stray("open('/ho" + "me/me/x')")
+    assert stray("https://pypi" + ".org/simple")
+    assert not stray("https://example.org/home/x, ~/work/x, /usr/bin/python3, $HOME/work/x")
+
+
+# The web site
+
+
+@pytest.fixture
+def site(tmp_path):
+    picture = nbformat.v4.new_output("display_data", {"image/png": "aGk="}, metadata={"image/png": {"alt": 'a < "b"'}})
+    for name, neighbour in (("00_first", "01_second"), ("01_second", "00_first")):
+        text = nbformat.v4.new_markdown_cell(f"# The {name}\n\nWhy?\n\n$x^2$ [other]({neighbour}.ipynb#part)")
+        code = nbformat.v4.new_code_cell("1", outputs=[picture], execution_count=1)
+        nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), tmp_path / f"{name}.ipynb")
+    (tmp_path / book.MATHJAX_FILE).write_text("")
+    book.build(sorted(tmp_path.glob("*.ipynb")), tmp_path / "site", tmp_path / book.MATHJAX_FILE)
+    return tmp_path / "site"
+
+
+def test_pages_link_to_each_other_and_to_files_beside_them(site):
+    assert {path.name for path in site.iterdir()} == {
+        "index.html",
+        "00_first.html",
+        "01_second.html",
+        book.MATHJAX_FILE,
+    }
+    for page in site.glob("*.html"):
+        soup = book.BeautifulSoup(page.read_text(encoding="utf-8"), features="html.parser")
+        files = [link["href"].partition("#")[0] for link in soup.select("a[href]")]
+        files += [script["src"] for script in soup.select("script[src]")]
+        assert book.MATHJAX_FILE in files
+        assert [name for name in files if name and not (site / name).is_file()] == []
+        assert book.remote_sources(page) == []
+
+
+def test_pages_keep_formulas_titles_and_alt_texts(site):
+    soup = book.BeautifulSoup((site / "00_first.html").read_text(encoding="utf-8"), features="html.parser")
+    assert "$x^2$" in soup.get_text()
+    assert soup.title.get_text() == "The 00_first"
+    assert soup.find("img")["alt"] == 'a < "b"'
+    assert "Why?" in (site / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        '<script src="https://example.org/a.js"></script>',
+        '<img src="//example.org/a.png">',
+        '<link rel="stylesheet" href="http://example.org/a.css">',
+        "<style>@import 'https://example.org/a.css';</style>",
+        '<p style="background: url(https://example.org/a.png)"></p>',
+        '<script>await import("https://example.org/a.mjs")</script>',
+    ],
+)
+def test_remote_sources_are_found(html, tmp_path):
+    (tmp_path / "page.html").write_text(html)
+    assert len(book.remote_sources(tmp_path / "page.html")) == 1
+    (tmp_path / "page.html").write_text('<a href="https://example.org">a link is no source</a>')
+    assert book.remote_sources(tmp_path / "page.html") == []

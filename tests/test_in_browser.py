@@ -1,0 +1,128 @@
+"""Each notebook in JupyterLab in a real browser: run all, then move every control by keyboard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import lab
+import nbformat
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A copy of the notebooks: running them leaves the checkout as it is."""
+    return Path(shutil.copytree(FOLDER, tmp_path_factory.mktemp("lab") / "notebooks"))
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    if not lab.find_chromium():
+        reason = "Chromium is not installed: no control was moved in a browser."
+        if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with lab.server(folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def page(address):
+    with lab.browser() as page:
+        yield page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_control_by_keyboard(name, address, page):
+    with lab.opened(page, address.format(name)) as notebook:
+        assert notebook.errors() == []
+        assert notebook.sliders()
+        for slider in notebook.sliders():
+            check_slider(notebook, slider)
+        for menu in notebook.menus():
+            check_menu(notebook, menu)
+
+
+def check_slider(notebook, slider):
+    # ipywidgets leaves the handle itself without a name: the label beside it and the caption must speak.
+    label = notebook.label(slider)
+    assert label.strip(), "a slider has no label"
+    caption = slider.locator("xpath=ancestor::*[contains(@class, 'jp-Cell')]").locator("[role=status], [role=alert]")
+    ends = []
+    for key in ("Home", "End"):
+        slider.focus()
+        notebook.page.keyboard.press(key)
+        notebook.settle()
+        assert notebook.errors() == [], f"{label}, key {key}"
+        ends.append((slider.get_attribute("aria-valuenow"), notebook.pictures(slider), caption.all_inner_texts()))
+    (start, first_pictures, first_caption), (end, last_pictures, last_caption) = ends
+    assert start != end, f"{label}: Home and End do not move the slider"
+    assert first_pictures != last_pictures, f"{label}: the picture is the same at both ends"
+    assert first_caption != last_caption, f"{label}: the caption is the same at both ends"
+    assert notebook.press(slider, "ArrowLeft") is not None, f"{label}: an arrow key does not change the picture"
+
+
+def check_menu(notebook, menu):
+    label = accessible_name(menu)
+    menu.focus()
+    notebook.page.keyboard.press("Home")
+    notebook.settle()
+    seen = {tuple(notebook.pictures(menu))}
+    for entry in menu.locator("option").all_inner_texts()[1:]:
+        menu.focus()
+        for key in ("Space", "ArrowDown", "Enter"):  # in a closed menu, JupyterLab takes the arrows for itself
+            notebook.page.keyboard.press(key)
+        notebook.settle()
+        assert menu.locator("option:checked").inner_text() == entry
+        assert notebook.errors() == [], f"{label}, at {entry}"
+        seen.add(tuple(notebook.pictures(menu)))
+    assert len(seen) > 1, f"{label}: the picture is the same for all entries"
+
+
+def accessible_name(control):
+    """What a screen reader says; fails if it has nothing to say."""
+    description = control.aria_snapshot().splitlines()[0]
+    assert '"' in description, f"a control has no accessible name: {description}"
+    return description.split('"')[1]
+
+
+SPOILED = """
+from dlscale import figures, widgets
+
+def make(figure):
+    (line,) = figures.axes(figure).plot([0, 1], [0, 1])
+
+    def update(good, dead, failing, menu):
+        line.set_ydata([1 / failing, good if menu == "rising" else -good])
+        return [line]
+
+    return update
+
+widgets.explore(
+    make,
+    alt=lambda **values: str(values),
+    good=widgets.slider("good", [1, 2, 3]),
+    dead=widgets.slider("dead", [1, 2, 3]),
+    failing=widgets.slider("failing", [1, 2, 0]),
+    menu=widgets.menu("menu", ["rising", "falling"]),
+)
+"""
+
+
+def test_bad_controls_are_noticed(folder, address, page):
+    path = folder / "spoiled.ipynb"
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SPOILED)], metadata=metadata), path)
+    with lab.opened(page, address.format(path.name)) as notebook:
+        assert notebook.errors() == []
+        check_slider(notebook, notebook.slider("good"))
+        check_menu(notebook, notebook.menus()[0])
+        with pytest.raises(AssertionError, match="dead: the picture is the same at both ends"):
+            check_slider(notebook, notebook.slider("dead"))
+        with pytest.raises(AssertionError, match="failing, key End"):
+            check_slider(notebook, notebook.slider("failing"))

@@ -1,0 +1,281 @@
+"""Every notebook: its form, its stored outputs, one cold run against the budget, and the ends of its controls."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import conventions
+import nbformat
+import pytest
+
+import notebooks  # tools/notebooks.py
+
+NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
+EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+MEMORY_BYTES = 1e9
+# A machine busy with other work may be given more seconds, never more memory.
+SECONDS, FIRST_PICTURE_SECONDS = (limit * float(os.environ.get("DLSCALE_TIME_FACTOR", "1")) for limit in (60, 15))
+
+EXTREMES = "from dlscale import widgets\nassert widgets.explorers\nwidgets.check_extremes()"
+
+
+@EACH
+@pytest.mark.parametrize("rule", conventions.RULES, ids=lambda rule: rule.__name__)
+def test_conventions(path, rule):
+    assert not list(rule(conventions.Notebook(nbformat.read(path, as_version=4), path)))
+
+
+@EACH
+def test_outputs_are_not_older_than_sources_and_library(path):
+    assert not notebooks.stale(path), "run `make notebooks`"
+
+
+@EACH
+def test_runs_cold_within_budget_to_the_stored_results(path, tmp_path):
+    report = run(nbformat.read(path, as_version=4), tmp_path)
+    cells = report["cells"][:-1]  # the last one moves the controls
+    first_picture = next(cell["end"] for cell in cells if cell["picture"])
+    print(f"{cells[-1]['end']:.1f} s, first picture {first_picture:.1f} s, peak {report['peak'] / 1e6:.0f} MB")
+    assert cells[-1]["end"] < SECONDS
+    assert first_picture < FIRST_PICTURE_SECONDS
+    assert report["peak"] < MEMORY_BYTES
+
+
+class Failed(AssertionError):
+    pass
+
+
+def run(notebook, folder: Path) -> dict:
+    """Run a copy of the notebook under nbval, with a last cell that moves every control to its ends."""
+    notebook = copy.deepcopy(notebook)
+    notebook.cells.append(nbformat.v4.new_code_cell(EXTREMES))
+    nbformat.write(notebook, folder / "copy.ipynb")
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parent), "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    options = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300 --tb=short -q -p nbval_budget"
+    command = [sys.executable, "-m", "pytest", *options.split(), "-p", "no:cacheprovider", "--color=no"]
+    report = folder / "report.json"
+    result = subprocess.run(
+        [*command, "-c", folder / "pytest.ini", f"--budget-report={report}", folder / "copy.ipynb"],
+        env=environment, cwd=folder, capture_output=True, text=True, encoding="utf-8", stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if result.returncode:
+        raise Failed(result.stdout[-6000:] + result.stderr[-2000:])
+    return json.loads(report.read_text(encoding="utf-8"))
+
+
+# The rules themselves: a good notebook keeps all of them, and each way of spoiling it breaks the right one.
+
+
+def picture(alt: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_output("display_data", {"image/png": "iVBORw0KGgo="}, metadata={"image/png": {"alt": alt}})
+
+
+def good() -> nbformat.NotebookNode:
+    """A notebook that keeps all rules except `exercises`, whose ids are real ones only in real notebooks."""
+    text, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    opening = (
+        "# A title\n\nWhy?\n\n- see\n- say\n- do\n\n5 minutes to read, 9 seconds for the machine.\n\n"
+        "**Follows** a lecture.\n\n[back](00_start.ipynb)"
+    )
+    cells = [text(opening), code("import numpy as np")]
+    for name in "abc":
+        cells += [text(f"## Part {name}\n\n### Detail\n\n$x^2$"), code("explore(make)"), code("answer = ...")]
+        cells[-2].outputs = [picture("A line that rises.")]
+        cells[-1].metadata["tags"] = [f"answer-{name}"]
+    cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)"), code("course.claims_table()")]
+    cells += [text("## What to try next\n\n- more"), text("## Papers\n\n- A. Author: *Title*. 2016.")]
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
+        cell.execution_count = number
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def replace(number: int, old: str, new: str):
+    def spoil(notebook):
+        assert old in notebook.cells[number].source
+        notebook.cells[number].source = notebook.cells[number].source.replace(old, new)
+
+    return spoil
+
+
+def output(number: int, **fields):
+    def spoil(notebook):
+        notebook.cells[number].outputs = [nbformat.v4.new_output(**fields)]
+
+    return spoil
+
+
+def assign(number: int, **fields):
+    def spoil(notebook):
+        notebook.cells[number].update(nbformat.from_dict(fields))
+
+    return spoil
+
+
+SPOILED = {
+    "no title": ("opening", replace(0, "# A title", "A title")),
+    "no question": ("opening", replace(0, "Why?", "So.")),
+    "no times": ("opening", replace(0, "9 seconds", "a while")),
+    "two objectives": ("opening", replace(0, "- see\n", "")),
+    "no lecture": ("opening", replace(0, "**Follows**", "")),
+    "no link back": ("opening", replace(0, "00_start.ipynb", "00_stop.ipynb")),
+    "late import": ("imports", replace(4, "answer", "import this; answer")),
+    "no import": ("imports", replace(1, "import numpy as np", "np = 1")),
+    "second title": ("headings", replace(2, "## Part", "# Part")),
+    "skipped level": ("headings", replace(2, "### Detail", "#### Detail")),
+    "long cell": ("lengths", replace(4, "answer = ...", "answer = ...\n" * 31)),
+    "long cells": ("lengths", lambda notebook: [assign(n, source="a = 1\n" * 9)(notebook) for n in (1, 4, 7, 10, 12)]),
+    "two experiments": ("experiments", replace(3, "explore", "plot")),
+    "two exercises": ("experiments", assign(4, metadata={})),
+    "same id twice": ("identities", assign(4, id="cell-5")),
+    "random id": ("identities", assign(4, id="0badcafe")),
+    "not run": ("execution", assign(4, execution_count=None)),
+    "run twice": ("execution", assign(4, execution_count=9)),
+    "error": ("outputs", output(4, output_type="error", ename="KeyError", evalue="", traceback=[])),
+    "stderr": ("outputs", output(4, output_type="stream", name="stderr", text="warning")),
+    "widget": ("outputs", output(4, output_type="display_data", data={"application/vnd.jupyter.widget-view+json": {}})),
+    "address in memory": ("outputs", output(4, output_type="stream", text="<object at 0x7fa0b2c3d4e5>")),
+    "huge output": ("outputs", output(4, output_type="stream", text="x" * 1_500_001)),
+    "widget state": ("outputs", lambda notebook: notebook.metadata.update(widgets={})),
+    "no picture": ("pictures", assign(3, outputs=[])),
+    "no alt text": ("pictures", assign(3, outputs=[picture("")])),
+    "no summary": ("closing", replace(12, "summary", "print")),
+    "three bullets": ("closing", replace(12, "1, 2, 3, 4", "1, 2, 3")),
+    "no claims": ("closing", replace(13, "claims_table", "print")),
+    "nothing to try": ("closing", replace(14, "What to try next", "The end")),
+    "no year": ("closing", replace(15, "2016", "")),
+    "absolute path": ("addresses", replace(4, "...", "'/ho" + "me/me/file'")),
+    "path in an output": ("addresses", output(4, output_type="stream", text="saved in C:\\Us" + "ers\\me")),
+    "registry": ("addresses", replace(2, "Detail", "https://pyp" + "i.org/x")),
+    "dead link": ("addresses", replace(2, "Detail", "[here](nowhere.ipynb)")),
+}  # fmt: skip
+
+
+def broken_rules(notebook, folder: Path) -> set[str]:
+    (folder / "00_start.ipynb").touch()
+    wrapped = conventions.Notebook(notebook, folder / "01_sample.ipynb")
+    rules = [rule for rule in conventions.RULES if rule is not conventions.exercises]
+    return {rule.__name__ for rule in rules if list(rule(wrapped))}
+
+
+def test_a_good_notebook_keeps_all_rules(tmp_path):
+    assert broken_rules(good(), tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_spoiled_notebook_breaks_the_rule(name, tmp_path):
+    rule, spoil = SPOILED[name]
+    notebook = good()
+    spoil(notebook)
+    assert rule in broken_rules(notebook, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ['course.exercise("no-such-exercise").check(1)', "1"],
+    ids=["unknown", "not checked"],
+)
+def test_an_answer_cell_must_check_a_known_exercise(answer, tmp_path):
+    cell = nbformat.v4.new_code_cell(answer, metadata={"tags": ["answer-no-such-exercise"]})
+    notebook = conventions.Notebook(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_sample.ipynb")
+    assert list(conventions.exercises(notebook))
+
+
+# The run itself: what it must notice.
+
+EXPLORER = """
+from dlscale import figures, widgets
+
+def make(figure):
+    (line,) = figures.axes(figure).plot([0, 1], [0, 1])
+    def update(x):
+        line.set_ydata([0, %s])
+        return [line]
+    return update
+
+widgets.explore(make, alt=lambda x: f"At {x}.", x=widgets.slider("x", [0, 0.5, 1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sources", "complaints"),
+    [
+        ([EXPLORER % "x"], []),
+        ([EXPLORER % "1 / x"], ["failed at {'x': 0}", "ZeroDivisionError"]),
+        (
+            [
+                EXPLORER % "0",
+                "import warnings; warnings.warn('old')",
+                "1 + ''",
+                "# NBVAL_CHECK_OUTPUT\nprint('other')",
+            ],
+            ["never changed the picture", "wrote to stderr", "TypeError", "Cell outputs differ"],
+        ),
+    ],
+    ids=["good", "failing control", "dead control, stderr, error, other result"],
+)
+def test_a_run_notices(sources, complaints, tmp_path):
+    cells = [nbformat.v4.new_code_cell(source, execution_count=1) for source in sources]
+    cells[-1].outputs = [nbformat.v4.new_output("stream", text="stored\n")]
+    try:
+        report = run(nbformat.v4.new_notebook(cells=cells), tmp_path)
+    except Failed as error:
+        assert complaints
+        assert [complaint for complaint in complaints if complaint not in str(error)] == []
+    else:
+        assert not complaints
+        assert report["cells"][0]["picture"]
+        assert 1e7 < report["peak"] < MEMORY_BYTES
+
+
+def test_stale_says_what_changed(tmp_path):
+    path = tmp_path / "01_sample.ipynb"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from dlscale import statistics", id="a")])
+    notebook.metadata["dlscale"] = notebooks.hashes(notebook, path.stem)
+    nbformat.write(notebook, path)
+    assert notebooks.stale(path) == ""
+    notebook.cells[0].source += "\n1"
+    nbformat.write(notebook, path)
+    assert notebooks.stale(path) == "sources changed"
+    notebook.metadata["dlscale"] = notebooks.hashes(notebook, path.stem) | {"library": "other"}
+    nbformat.write(notebook, path)
+    assert notebooks.stale(path) == "library changed"
+    assert notebooks.main(["--check", str(path)]) == 1
+
+
+def test_library_of_a_notebook_is_what_it_imports_in_turn():
+    cell = nbformat.v4.new_code_cell("%matplotlib inline\nfrom dlscale import statistics\nimport dlscale.checks")
+    imported = notebooks._modules(nbformat.v4.new_notebook(cells=[cell]))
+    assert {"dlscale", "dlscale.statistics", "dlscale.checks"} <= imported
+    assert "dlscale.train" not in imported
+
+
+def test_store_keeps_the_file_when_a_cell_fails(tmp_path):
+    path = tmp_path / "01_sample.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0", id="a")]), path)
+    before = path.read_bytes()
+    with pytest.raises(notebooks.Failed, match="ZeroDivisionError"):
+        notebooks.store(path)
+    assert path.read_bytes() == before
+
+
+def test_stored_twice_is_stored_the_same(tmp_path):
+    path = tmp_path / "01_sample.ipynb"
+    cells = [nbformat.v4.new_code_cell(EXPLORER % "x", id="a"), nbformat.v4.new_code_cell("print(1); print(2)", id="b")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    notebooks.store(path)
+    once = path.read_bytes()
+    notebooks.store(path)
+    assert path.read_bytes() == once
+    stored = nbformat.read(path, as_version=4)
+    assert [output.output_type for output in stored.cells[0].outputs] == ["display_data"]
+    assert stored.cells[0].outputs[0].metadata["image/png"]["alt"] == "At 0.5."

@@ -1,0 +1,175 @@
+"""Run the notebooks that changed, or whose library changed, and store their outputs: `make notebooks`.
+
+A notebook remembers, in its metadata, a hash of its own sources and one of the parts of `dlscale` that it uses. Where
+both still fit, the file is left untouched. What differs from run to run (times, widgets, the machine) is not stored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import grimp
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+CELL_SECONDS = 300
+WIDGET = "application/vnd.jupyter.widget-view+json"
+VARYING_CELL_METADATA = ("execution", "collapsed", "scrolled", "trusted", "ExecuteTime")
+
+
+class Failed(Exception):
+    """A notebook that did not run cleanly; the message says where and why."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/")
+    parser.add_argument("--all", action="store_true", help="run also what has not changed")
+    parser.add_argument("--check", action="store_true", help="run nothing; exit with 1 if a notebook is stale")
+    options = parser.parse_args(arguments)
+    code = 0
+    for path in options.notebooks or sorted(FOLDER.glob("*.ipynb")):
+        why = "asked for" if options.all else stale(path)
+        if not why:
+            print(f"{path.name}: up to date")
+        elif options.check:
+            print(f"{path.name}: {why} since its outputs were stored. Run `make notebooks`.")
+            code = 1
+        else:
+            print(f"{path.name}: {why}, running …", flush=True)
+            start = time.perf_counter()
+            try:
+                store(path)
+            except Failed as error:
+                print(f"{path.name}: not stored. {error}", file=sys.stderr)
+                return 1
+            print(f"{path.name}: stored after {time.perf_counter() - start:.0f} s")
+    return code
+
+
+def stale(path: Path) -> str:
+    """Say what changed since the outputs of the notebook were stored; "" if nothing did."""
+    notebook = nbformat.read(path, as_version=4)
+    stored = notebook.metadata.get("dlscale", {})
+    changed = [name for name, now in hashes(notebook, path.stem).items() if stored.get(name) != now]
+    return f"{' and '.join(changed)} changed" if changed else ""
+
+
+def hashes(notebook: NotebookNode, name: str) -> dict[str, str]:
+    """Return SHA-256 sums of the notebook's sources and of the library behind it."""
+    cells = [(cell.cell_type, cell.id, cell.metadata.get("tags", []), cell.source) for cell in notebook.cells]
+    return {"sources": _sha256(map(repr, cells)), "library": _sha256(_library(notebook, name))}
+
+
+def _sha256(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
+    """Yield the text of all that the notebook's results hang on: modules, exercises, claims, contents and data."""
+    package, modules = ROOT / "dlscale", _modules(notebook)
+    for module in sorted(modules):
+        yield _module_file(module).read_text(encoding="utf-8")
+    if "dlscale.course" in modules:  # it finds these by name, without an import that could be followed
+        ids = [tag.removeprefix("answer-") for tag in _tags(notebook) if tag.startswith("answer-")]
+        for room in sorted({exercise.split("-")[0] for exercise in ids}):
+            yield (package / "exercises" / f"{room}.py").read_text(encoding="utf-8")
+        claims = tomllib.loads((package / "claims.toml").read_text(encoding="utf-8"))
+        yield repr({key: claim for key, claim in claims.items() if claim["notebook"] == name})
+        if "course_map(" in _code(notebook) or "contents(" in _code(notebook):
+            yield (package / "contents.toml").read_text(encoding="utf-8")
+    if "dlscale.data" in modules:
+        yield (ROOT / "data" / "SHA256SUMS").read_text(encoding="utf-8")
+
+
+def _modules(notebook: NotebookNode) -> set[str]:
+    """Return the modules of `dlscale` that the notebook imports, and those that they import in turn."""
+    graph = grimp.build_graph("dlscale", cache_dir=None)
+    named = {"dlscale"}
+    for statement in ast.walk(ast.parse(_code(notebook))):
+        if isinstance(statement, ast.Import):
+            named |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            named |= {statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names)}
+    named &= graph.modules
+    return named.union(*(graph.find_upstream_modules(module) for module in named))
+
+
+def _module_file(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _code(notebook: NotebookNode) -> str:
+    lines = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code").splitlines()
+    return "\n".join("pass" if line[:1] in ("%", "!") else line for line in lines)  # magics are not Python
+
+
+def _tags(notebook: NotebookNode) -> list[str]:
+    return [tag for cell in notebook.cells for tag in cell.metadata.get("tags", [])]
+
+
+def store(path: Path) -> None:
+    """Run the notebook in its folder and write it with its outputs. Raises Failed, with the file as it was."""
+    notebook = nbformat.read(path, as_version=4)
+    before = hashes(notebook, path.stem)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        coalesce_streams=True,
+        store_widget_state=False,
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+    )
+    try:
+        client.execute(env=environment | {"JAX_PLATFORMS": "cpu"})
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        raise Failed(str(error)) from None
+    complaints = [
+        f"Cell {cell.id} wrote to stderr:\n{output.text}"
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream" and output.name == "stderr"
+    ]
+    if complaints:
+        raise Failed("\n".join(complaints))
+    clean(notebook)
+    notebook.metadata["dlscale"] = before
+    nbformat.validate(notebook)
+    content = nbformat.writes(notebook)
+    path.write_text(content if content.endswith("\n") else content + "\n", encoding="utf-8", newline="\n")
+
+
+def clean(notebook: NotebookNode) -> None:
+    """Remove, in place, what varies between runs and machines, and widgets, which are dead without a kernel."""
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    for cell in notebook.cells:
+        for key in VARYING_CELL_METADATA:
+            cell.metadata.pop(key, None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
