@@ -1,0 +1,1 @@
+"""Ratios against what a user would pick instead, each from one run: `make bench`."""
