@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test notebooks bench book lock clean
+.PHONY: help lab test notebooks bench book lock oldest clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | \
@@ -41,8 +41,17 @@ lock: .venv-lock/.ready  ## renew requirements.txt from requirements.in; UPGRADE
 	    --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 
+OLDEST_INSTALL = $(subst $(VENV)/,.venv-lock/,$(BIN))/uv pip install --quiet \
+    --python $(subst $(VENV)/,.venv-oldest/,$(BIN))/python
+oldest: .venv-lock/.ready  ## test the library with the oldest versions that pyproject.toml allows
+	$(call make_venv,.venv-oldest)
+	$(OLDEST_INSTALL) --resolution lowest-direct --editable .
+	$(OLDEST_INSTALL) pytest hypothesis
+	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -q -W ignore::DeprecationWarning \
+	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train figures widgets))
+
 clean:  ## remove everything that these commands made
-	rm -rf $(VENV) .venv-lock _book build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-lock .venv-oldest _book build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
 
 $(READY): requirements.txt pyproject.toml
 	@echo "Setting up $(VENV); the first time this takes some minutes."
