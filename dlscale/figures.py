@@ -87,12 +87,12 @@ def band(ax: Axes, x: Sequence[float], samples: np.ndarray, color: str, label: s
     return line
 
 
-def name(ax: Axes, line: Line2D, label: str) -> None:
-    """Write `label` beside the last point of the line, in its colour: no legend to look up."""
+def name(ax: Axes, line: Line2D, label: str, shift: float = 0.0) -> None:
+    """Write `label` beside the last point of the line, `shift` points higher, in its colour: no legend to look up."""
     points = line.get_xydata()
     last = points[np.isfinite(points).all(axis=1)][-1]
     ax.annotate(
-        label, last, xytext=(5, 0), textcoords="offset points", color=line.get_color(), va="center", clip_on=False
+        label, last, xytext=(5, shift), textcoords="offset points", color=line.get_color(), va="center", clip_on=False
     )
 
 

@@ -79,7 +79,7 @@ def fit(
     epochs: int,
     seed: int = 0,
     loss: str | Loss = "cross_entropy",
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     eval_every: int = 1,
     progress: bool = True,
     **hyperparameters: float,
@@ -88,7 +88,8 @@ def fit(
 
     `optimizer` is an optax transformation, or better a function that makes one, such as `optax.sgd`, with its arguments
     as `hyperparameters` (learning_rate=0.1): then other values need no new compilation. The seed decides the initial
-    parameters and, with `shuffle`, the order, which is new in every epoch; otherwise examples come as they are stored.
+    parameters and the order of the examples: with `shuffle` True a new one in every epoch, with "once" the same one in
+    every epoch; with False examples come as they are stored.
     Each epoch takes whole batches only: the last n mod batch_size examples of its order are left out.
 
     Raises ValueError for settings that cannot work, and Diverged when the loss stops being finite: it names the step.
@@ -126,7 +127,7 @@ def sweep(
     epochs: int,
     seed: int | Iterable[int] = range(5),
     loss: str | Loss = "cross_entropy",
-    shuffle: bool = True,
+    shuffle: bool | str = True,
     eval_every: int = 1,
     keep_params: bool = False,
     progress: bool = True,
@@ -240,7 +241,7 @@ def _program(
     batch_size: int,
     epochs: int,
     loss: str | Loss,
-    shuffle: bool,
+    shuffle: bool | str,
     eval_every: int,
 ) -> _Program:
     """Check what was asked and find its program."""
@@ -254,12 +255,14 @@ def _program(
     outputs = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), one).shape[-1]
     if outputs != len(dataset.classes):
         raise ValueError(f"The model has {outputs} outputs, but {dataset.name} has {len(dataset.classes)} classes.")
-    return _compile(model, optimizer, _loss(loss), int(batch_size), bool(shuffle), int(eval_every))
+    if shuffle not in (True, False, "once"):
+        raise ValueError(f'shuffle must be True, False or "once", not {shuffle!r}.')
+    return _compile(model, optimizer, _loss(loss), int(batch_size), shuffle, int(eval_every))
 
 
 @functools.lru_cache(maxsize=256)
 def _compile(
-    model: Model, optimizer: Optimizer, loss: Loss, batch_size: int, shuffle: bool, eval_every: int
+    model: Model, optimizer: Optimizer, loss: Loss, batch_size: int, shuffle: bool | str, eval_every: int
 ) -> _Program:
     def transformation(setting: dict[str, Array]) -> optax.GradientTransformation:
         if not isinstance(optimizer, optax.GradientTransformation):
@@ -298,7 +301,8 @@ def _compile(
         def one_epoch(state: Any, number: Array) -> tuple[Any, tuple[Array, Array]]:
             order = jnp.arange(examples)
             if shuffle:
-                order = _permutation(jax.random.fold_in(order_key, number), examples)
+                which = 0 if shuffle == "once" else number
+                order = _permutation(jax.random.fold_in(order_key, which), examples)
             order = order[: examples // batch_size * batch_size].reshape(-1, batch_size)
             return lax.scan(step, state, gather(order) if copy_whole else order)
 

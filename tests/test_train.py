@@ -79,6 +79,15 @@ def test_shuffling_is_new_in_each_epoch_and_leaves_no_example_out():
     stored = train.fit(frozen, whole, optax.sgd, batch_size=1, epochs=2, learning_rate=0.1, shuffle=False).history.loss
     assert np.array_equal(stored[:320], stored[320:])
     np.testing.assert_allclose(np.sort(epochs[0]), np.sort(stored[:320]), rtol=1e-6)
+    once = [
+        train.fit(
+            frozen, whole, optax.sgd, batch_size=1, epochs=2, learning_rate=0.1, shuffle="once", seed=seed
+        ).history
+        for seed in (0, 1)
+    ]
+    assert np.array_equal(once[0].loss[:320], once[0].loss[320:])
+    assert not np.array_equal(once[0].loss, once[1].loss)
+    assert np.array_equal(once[0].loss[:320], epochs[0])
 
 
 def test_a_sweep_is_fit_for_every_setting_bit_for_bit():
@@ -228,6 +237,7 @@ def test_tune_keeps_tuning_and_testing_apart():
         ({"learning_rate": float("nan")}, "not nan"),
         ({"learning_rate": "0.1"}, "not '0.1'"),
         ({"nesterov": True}, "functools.partial"),
+        ({"shuffle": "twice"}, 'shuffle must be True, False or "once"'),
         ({"seed": -1}, "seed must be a whole number"),
         ({"loss": "cross-entropy"}, "Did you mean 'cross_entropy'"),
     ],
