@@ -352,7 +352,10 @@ def test_exercises_are_found_by_id(product, monkeypatch, tmp_path):
             course.exercise(unknown)
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), st.floats(-1, 1))
+NUMBERS = st.floats(-1e6, 1e6).filter(lambda number: number == 0 or abs(number) > 1e-6)  # smaller ones round to nothing
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=5), st.floats(-1, 1))
 def test_compare_keeps_the_tolerance(expected, error):
     expected = np.array(expected)
     scale = np.abs(expected).max()
