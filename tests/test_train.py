@@ -1,4 +1,6 @@
 import dataclasses
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -268,3 +270,29 @@ def test_convolutions_train_too():
     run = train.fit(models.lenet(), part, optax.adam, batch_size=32, epochs=4, learning_rate=0.003)
     assert run.history.test_accuracy[-1] > 0.6
     assert jnp.isfinite(run.params["conv1"]["w"]).all()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to itself")
+@pytest.mark.parametrize(
+    "start", ["train.fit(*long, learning_rate=0.1, **budget)", "train.sweep(*long, learning_rate=[0.1] * 99, **budget)"]
+)
+def test_a_real_interrupt_ends_training_soon_and_the_next_run_works(start):
+    code = f"""
+import os, signal, threading, time
+import optax
+from dlscale import data, models, train
+long = (models.mlp((40, 64, 10)), data.load("mnist1d"), optax.sgd)
+budget = dict(batch_size=32, epochs=100, progress=False)
+train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1)
+train.sweep(*long, learning_rate=0.1, seed=0, **budget)
+threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+begin = time.monotonic()
+try:
+    while True:
+        {start}
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begin < 10)
+print("next run", train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1).history.test_accuracy.shape)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.splitlines() == ["interrupted True", "next run (1,)"], result.stderr
