@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -13,7 +14,6 @@ from typing import NamedTuple
 
 import jax
 import psutil
-from jax._src import xla_bridge  # the one question that has no public answer: has JAX started?
 
 from dlscale import checks
 
@@ -62,7 +62,7 @@ def emulate(count: int) -> list[jax.Device]:
     first computes; asking again for as many, or fewer, is harmless. Raises DeviceError when it comes too late.
     """
     count = checks.whole("The number of devices", count)
-    if not xla_bridge.backends_are_initialized():
+    with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
     have = jax.devices()
     if len(have) < count:
@@ -109,15 +109,13 @@ def connect(
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
     size = checks.whole("processes", size)
     rank = checks.whole("process", rank, low=0, high=size - 1)
-    if xla_bridge.backends_are_initialized():
-        raise DeviceError("JAX has already started by itself. " + _restart("dlscale.devices.connect(…)"))
-    jax.distributed.initialize(
-        address,
-        size,
-        rank,
-        coordinator_bind_address=address if rank == 0 else None,
-        initialization_timeout=60,
-    )
+    bind = address if rank == 0 else None
+    try:
+        jax.distributed.initialize(address, size, rank, coordinator_bind_address=bind, initialization_timeout=60)
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        raise DeviceError("JAX has already started by itself. " + _restart("dlscale.devices.connect(…)")) from None
     return rank, size
 
 
