@@ -18,7 +18,7 @@ help:  ## list these commands
 	    while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
 
 lab: $(READY)  ## open the course in JupyterLab
-	$(BIN)/jupyter lab --ip=127.0.0.1 notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 test: $(READY)  ## check style, layers, library, notebooks, and the controls in a browser
 	$(BIN)/ruff check

@@ -251,13 +251,18 @@ def _program(
     checks.whole("eval_every", eval_every, high=epochs)
     if epochs % eval_every:
         raise ValueError(f"eval_every must divide epochs, but {epochs} is not a multiple of {eval_every}.")
-    one = jax.ShapeDtypeStruct((1, *dataset.x_train.shape[1:]), dataset.x_train.dtype)
-    outputs = jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), one).shape[-1]
+    outputs = _outputs(model, dataset.x_train.shape[1:], dataset.x_train.dtype)
     if outputs != len(dataset.classes):
         raise ValueError(f"The model has {outputs} outputs, but {dataset.name} has {len(dataset.classes)} classes.")
     if shuffle not in (True, False, "once"):
         raise ValueError(f'shuffle must be True, False or "once", not {shuffle!r}.')
     return _compile(model, optimizer, _loss(loss), int(batch_size), shuffle, int(eval_every))
+
+
+@functools.lru_cache(maxsize=256)
+def _outputs(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> int:
+    one = jax.ShapeDtypeStruct((1, *shape), dtype)
+    return jax.eval_shape(lambda x: model.apply(model.init(jax.random.key(0)), x), one).shape[-1]
 
 
 @functools.lru_cache(maxsize=256)
