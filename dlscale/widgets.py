@@ -25,6 +25,8 @@ def slider(label: str, values: Sequence[float], value: float | None = None, text
     """A slider over the given values, in their order, even or not; it starts at `value`, or in the middle."""
     values = list(values)
     start = values[len(values) // 2] if value is None else value
+    if start not in values:
+        raise ValueError(f"The slider {label!r} starts at {start!r}, which is not among its values: {values!r}.")
     return ipywidgets.SelectionSlider(
         options=[(text.format(v), v) for v in values], value=start, description=label, **_looks(label)
     )

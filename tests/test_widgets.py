@@ -132,6 +132,8 @@ def test_controls_have_accessible_names_and_start_where_asked():
     assert (slider.value, slider.description, slider.tooltip) == (0.5, "learning rate", "learning rate")
     assert [label for label, _ in slider._options_full] == ["0.10", "0.20", "0.50"]
     assert widgets.slider("x", [1, 2, 3]).value == 2
+    with pytest.raises(ValueError, match="'x' starts at 5, which is not among its values"):
+        widgets.slider("x", [1, 2, 3], 5)
     assert widgets.menu("m", ["a", "b"]).value == "a"
 
 
