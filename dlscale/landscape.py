@@ -190,8 +190,7 @@ def _eigenvalues(loss: Loss, params: Tree, k: int, key: Array, data: tuple[Any, 
         state = _extend(product, loop[0], jnp.minimum(CHUNK, most - loop[0].count))
         values, vectors = _ritz(state)
         residuals = jnp.abs(state.betas[state.count - 1] * vectors[state.count - 1, -k:])
-        enough = state.count >= min(most, k + CHUNK)
-        return state, enough & (residuals <= tolerance * jnp.abs(values[-k:]).max()).all()
+        return state, (state.count >= k) & (residuals <= tolerance * jnp.abs(values[-k:]).max()).all()
 
     state, _ = lax.while_loop(unfinished, extend, (_start(jax.random.normal, key, size, most), False))
     return jnp.where(jnp.isfinite(value), _ritz(state)[0][-k:][::-1], jnp.nan)
@@ -266,7 +265,7 @@ class _Lanczos(NamedTuple):
     """A basis of a Krylov space, and the Hessian in it: tridiagonal, `alphas` on the diagonal, `betas` beside it."""
 
     key: Array
-    basis: Array  # (most, size), orthonormal rows, 0 from `count` on
+    basis: Array  # (most, rounded up to whole chunks; size), orthonormal rows, 0 from `count` on
     alphas: Array  # (most,)
     betas: Array  # (most,)
     vector: Array  # (size,), the next row
@@ -277,27 +276,33 @@ def _start(draw: Callable[..., Array], key: Array, size: int, most: int) -> _Lan
     key, key_vector = jax.random.split(key)
     vector = draw(key_vector, (size,)).astype(jnp.float32)
     zeros = jnp.zeros(most)
-    return _Lanczos(key, jnp.zeros((most, size)), zeros, zeros, vector / jnp.linalg.norm(vector), jnp.int32(0))
+    basis = jnp.zeros((-(-most // CHUNK) * CHUNK, size))
+    return _Lanczos(key, basis, zeros, zeros, vector / jnp.linalg.norm(vector), jnp.int32(0))
 
 
 def _extend(product: Callable[[Array], Array], state: _Lanczos, count: int | Array) -> _Lanczos:
     """Add `count` vectors to the basis. Rounding would undo their right angles: each is orthogonalised anew, twice."""
 
-    def orthogonal(vector: Array, basis: Array) -> Array:
+    def orthogonal(vector: Array, basis: Array, rows: Array) -> Array:
+        def chunk(number: Array, vector: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(basis, number * CHUNK, CHUNK)
+            return vector - (part @ vector) @ part
+
+        chunks = (rows - 1) // CHUNK + 1  # those that hold rows already: the others are many, and zero
         for _ in range(2):
-            vector = vector - (basis @ vector) @ basis
+            vector = lax.fori_loop(0, chunks, chunk, vector)
         return vector
 
     def step(_: Array, state: _Lanczos) -> _Lanczos:
         i = state.count
         basis = state.basis.at[i].set(state.vector)
         image = product(state.vector)
-        rest = orthogonal(image, basis)
+        rest = orthogonal(image, basis, i + 1)
         beta = jnp.linalg.norm(rest)
         # nothing is left in a space that the Hessian maps into itself: go on from a new random vector
         ended = beta <= 1e-6 * jnp.maximum(jnp.linalg.norm(image), jnp.abs(state.alphas).max())
         new_key = jax.random.fold_in(state.key, i)
-        rest = lax.cond(ended, lambda: orthogonal(jax.random.normal(new_key, rest.shape), basis), lambda: rest)
+        rest = lax.cond(ended, lambda: orthogonal(jax.random.normal(new_key, rest.shape), basis, i + 1), lambda: rest)
         return state._replace(
             basis=basis,
             alphas=state.alphas.at[i].set(state.vector @ image),
