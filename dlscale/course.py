@@ -15,7 +15,6 @@ import sys
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,28 +22,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dlscale.checks import known
-from dlscale.exercises import Exercise as Exercise
 from dlscale.exercises import exercise as exercise
 from dlscale.statistics import Interval, interval
 
 VERDICTS = {"shows": ("●", "#0072B2"), "weak": ("◐", "#E69F00"), "not at this scale": ("○", "#767676")}
+HEADINGS = ("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict")
 CLAIM_TYPE = "application/vnd.dlscale.claim+json"
-PICTURE = Path("docs", "start.png")  # beside the README
 ROOT = Path(__file__).resolve().parent.parent
 
 
 class Text(str):
     """Text that a notebook shows as it is."""
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = str.__str__
 
 
 class Markdown(Text):
     """Text that a notebook shows formatted."""
 
-    def _repr_markdown_(self) -> str:
-        return str(self)
+    _repr_markdown_ = str.__str__
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markdown:
@@ -54,7 +50,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Markdown:
 
 @functools.cache
 def _read(name: str) -> dict[str, dict[str, Any]]:
-    return tomllib.loads(resources.files("dlscale").joinpath(name).read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 # Claims
@@ -62,28 +58,28 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a lecture, its decision rule (`claims.toml`) and what was measured, in `unit`; shown as a card."""
+    """What `claims.toml` says of a claim, what was measured, in its unit, and the verdict; shown as a card."""
 
     id: str
-    notebook: str
-    statement: str
-    source: str
-    source_figure: str
-    measure: str
-    unit: str
-    rule: str
-    threshold: float
-    seeds: int
+    entry: dict[str, Any]
     interval: Interval
     verdict: str
 
+    def ours(self) -> str:
+        return f"{self.interval} {self.entry['unit']}, {self.entry['seeds']} seeds"
+
+    def row(self) -> list[str]:
+        """Its line in a table with `HEADINGS`."""
+        return [self.entry["statement"], self.entry["source_figure"], self.ours(), self.verdict]
+
     def _lines(self) -> list[tuple[str, str]]:
-        criterion = f"±{self.threshold:g}" if self.rule == "within" else f"{self.threshold:g}"
+        entry = self.entry
+        criterion = f"{'±' if entry['rule'] == 'within' else ''}{entry['threshold']:g} {entry['unit']}"
         return [
-            ("Claim", self.statement),
-            ("Source", f"{self.source}: {self.source_figure}"),
-            ("Rule", f"{self.measure}: the 95 % interval lies {self.rule} {criterion} {self.unit}"),
-            ("Ours", _ours(*self.interval, self.unit, self.seeds)),
+            ("Claim", entry["statement"]),
+            ("Source", f"{entry['source']}: {entry['source_figure']}"),
+            ("Rule", f"{entry['measure']}: the 95 % interval lies {entry['rule']} {criterion}"),
+            ("Ours", self.ours()),
             ("Verdict", f"{VERDICTS[self.verdict][0]} {self.verdict}"),
         ]
 
@@ -94,10 +90,10 @@ class Claim:
         body = "<br>".join(f"<b>{name}:</b> {html.escape(text)}" for name, text in self._lines())
         edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
         style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
-        mean, low, high = map(float, self.interval)
-        numbers = {"mean": mean, "low": low, "high": high}
-        about = {"id": self.id, **numbers, "unit": self.unit, "seeds": self.seeds, "verdict": self.verdict}
-        return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
+        numbers = {name: float(number) for name, number in self.interval._asdict().items()}
+        about = {"id": self.id, **numbers, "unit": self.entry["unit"], "seeds": self.entry["seeds"]}
+        card = f'<div style="{style}">{body}</div>'
+        return {"text/html": card, "text/plain": str(self), CLAIM_TYPE: about | {"verdict": self.verdict}}
 
 
 _made: dict[str, Claim] = {}  # those of this kernel, in the order of making
@@ -117,26 +113,19 @@ def claim(identity: str, samples: ArrayLike) -> Claim:
         wanted = f"{entry['seeds']} samples, one number for each seed"
         raise ValueError(f"Claim {identity!r} needs {wanted}, not an array of shape {samples.shape}.")
     if bad := np.count_nonzero(~np.isfinite(samples)):
-        advice = (
-            "A diverged run must be counted, not dropped: give it the value of a failed run (for accuracy, chance)."
-        )
+        advice = "A diverged run counts: give it the value of a failed run (for accuracy, chance), do not drop it."
         raise ValueError(f"{bad} of the {samples.size} samples for claim {identity!r} are not finite. {advice}")
     measured = interval(samples)
-    verdict = decide(measured, entry["rule"], entry["threshold"])
-    _made[identity] = Claim(id=identity, **entry, interval=measured, verdict=verdict)
+    _made[identity] = Claim(identity, entry, measured, decide(measured, entry["rule"], entry["threshold"]))
     return _made[identity]
 
 
 def decide(measured: Interval, rule: str, threshold: float) -> str:
     """Return "shows" if the whole interval keeps the rule, "weak" if its mean does, else "not at this scale"."""
-    keeps = {
-        "above": lambda value: value > threshold,
-        "below": lambda value: value < threshold,
-        "within": lambda value: abs(value) <= threshold,
-    }
+    keeps = {"above": np.greater, "below": np.less, "within": lambda value, limit: abs(value) <= limit}
     known("rule", rule, keeps)
-    whole = keeps[rule](measured.low) and keeps[rule](measured.high)
-    return "shows" if whole else "weak" if keeps[rule](measured.mean) else "not at this scale"
+    mean, low, high = (keeps[rule](value, threshold) for value in measured)
+    return "shows" if low and high else "weak" if mean else "not at this scale"
 
 
 def verdicts() -> Text:
@@ -146,11 +135,14 @@ def verdicts() -> Text:
 
 def claims_table() -> Markdown:
     """A table of the claims made in this kernel, with numbers."""
-    rows = (
-        [made.statement, made.source_figure, _ours(*made.interval, made.unit, made.seeds), made.verdict]
-        for made in _made.values()
-    )
-    return _table(("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict"), rows)
+    return _table(HEADINGS, [made.row() for made in _made.values()])
+
+
+def _stored(notebook: Path, kind: str) -> list[Any]:
+    """What the cells of a notebook show in this MIME type, in order."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    return [data[kind] for data in shown if kind in data]
 
 
 def readme_table(notebooks: Path | str) -> Markdown:
@@ -160,28 +152,19 @@ def readme_table(notebooks: Path | str) -> Markdown:
     """
     claims, rows = _read("claims.toml"), []
     for path in sorted(Path(notebooks).glob("*.ipynb")):
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-            for output in cell.get("outputs", []):
-                if card := output.get("data", {}).get(CLAIM_TYPE):
-                    entry = claims[known(f"claim, stored in {path.name},", card["id"], claims)]
-                    ours = _ours(*(card[key] for key in ("mean", "low", "high", "unit", "seeds")))
-                    link = f"[{path.stem}](notebooks/{path.name})"
-                    rows.append([entry["statement"], entry["source_figure"], ours, card["verdict"], link])
-    return _table(("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict", "Notebook"), rows)
+        for card in _stored(path, CLAIM_TYPE):
+            entry = claims[known(f"claim, stored in {path.name},", card["id"], claims)]
+            made = Claim(card["id"], entry | card, Interval(card["mean"], card["low"], card["high"]), card["verdict"])
+            rows.append([*made.row(), f"[{path.stem}](notebooks/{path.name})"])
+    return _table((*HEADINGS, "Notebook"), rows)
 
 
 def picture(notebooks: Path | str) -> bytes:
     """The last picture stored in the first notebook of a folder, as PNG. Raises ValueError if there is none."""
     first = min(Path(notebooks).glob("*.ipynb"))
-    cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
-    stored = [output.get("data", {}).get("image/png") for cell in cells for output in cell.get("outputs", [])]
-    if not any(stored):
+    if not (pictures := _stored(first, "image/png")):
         raise ValueError(f"{first.name} stores no picture: run `make notebooks`.")
-    return base64.b64decode([content for content in stored if content][-1])
-
-
-def _ours(mean: float, low: float, high: float, unit: str, seeds: int) -> str:
-    return f"{Interval(mean, low, high)} {unit}, {seeds} seeds"
+    return base64.b64decode(pictures[-1])
 
 
 def summary(*points: str) -> Markdown:
@@ -238,17 +221,15 @@ def main(arguments: list[str] | None = None) -> int:
     grade = commands.add_parser("grade", help="grade a folder of submitted notebooks; see dlscale.grading")
     grade.add_argument("folder", type=Path, help="submissions, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb")
     grade.add_argument("--out", type=Path, default=Path("grades.csv"))
-    grade.add_argument("--seconds", type=float, default=180, help="for each answer and the cells before it")
+    grade.add_argument("--seconds", type=float, default=180, help="for each answer and the cells after it")
     grade.add_argument("--memory", type=float, default=1500, help="in megabytes, for each notebook")
     for command in (readme, grade):
         command.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
-    options = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
     try:
-        if options.command == "readme":
-            return _renew(options.page, options.notebooks, options.check)
-        # by name: grading lies a floor above
-        grading = importlib.import_module("dlscale.grading")
-        grading.grade(options.folder, options.notebooks, options.out, options.seconds, options.memory)
+        if options.pop("command") == "readme":
+            return _renew(**options)
+        importlib.import_module("dlscale.grading").grade(**options)  # by name: it lies a floor above
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -258,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _renew(page: Path, notebooks: Path, check: bool) -> int:
     text = page.read_text(encoding="utf-8")
     text = fill(fill(text, "claims", readme_table(notebooks)), "map", course_map("notebooks/"))
-    for path, content in {page: text.encode(), page.parent / PICTURE: picture(notebooks)}.items():
+    for path, content in {page: text.encode(), page.parent / "docs" / "start.png": picture(notebooks)}.items():
         if path.is_file() and path.read_bytes() == content:
             continue
         if check:

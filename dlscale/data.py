@@ -12,12 +12,11 @@ import functools
 import gzip
 import hashlib
 import http.client
-import io
 import math
 import os
 import tarfile
 import time
-import urllib.error
+import tomllib
 import urllib.request
 import zlib
 from collections.abc import Sequence
@@ -34,11 +33,7 @@ ATTEMPTS = 4  # per file and mirror
 BACK_OFF_SECONDS = 1.0  # before the second attempt; doubled before each further one
 TIMEOUT_SECONDS = 30.0
 
-_DIGITS = tuple("0123456789")
-_WEAR = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-_THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CLASSES = dict.fromkeys(("mnist", "mnist1d", "mnist1d_fresh", "digits"), _DIGITS)
-CLASSES |= {"fashion_mnist": _WEAR, "cifar10": _THINGS}
+DAMAGE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged archive raises
 
 
 class RemoteFile(NamedTuple):
@@ -48,27 +43,9 @@ class RemoteFile(NamedTuple):
     sha256: str
 
 
-def _remote_files(address: str, listing: str) -> tuple[RemoteFile, ...]:
-    rows = (line.split() for line in listing.strip().splitlines())
-    return tuple(RemoteFile(address, name, int(size), sha256) for sha256, size, name in rows)
-
-
-# Sizes and hashes: TensorFlow Datasets, url_checksums/fashion_mnist.txt and url_checksums/cifar10.txt.
-REMOTES = {
-    "fashion_mnist": _remote_files(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        """
-        3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84 26421880 train-images-idx3-ubyte.gz
-        a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845 29515 train-labels-idx1-ubyte.gz
-        346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073 4422102 t10k-images-idx3-ubyte.gz
-        67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5 5148 t10k-labels-idx1-ubyte.gz
-        """,
-    ),
-    "cifar10": _remote_files(
-        "https://www.cs.toronto.edu/~kriz",
-        "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd 170052171 cifar-10-binary.tar.gz",
-    ),
-}
+_SETS = tomllib.loads(Path(__file__).with_name("data_sets.toml").read_text(encoding="utf-8"))
+CLASSES = {name: tuple(entry["classes"]) for name, entry in _SETS.items()}
+REMOTES = {name: [RemoteFile(**file) for file in entry["files"]] for name, entry in _SETS.items() if "files" in entry}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,13 +85,12 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
         raise ValueError(f"{name!r} cannot be read from a folder, only {', '.join(map(repr, _READERS))} can.")
     advice = f"Give a folder that has them: data.load({name!r}, folder=…)"
     if name in REMOTES:
-        megabytes = sum(file.size for file in REMOTES[name]) / 1e6
-        advice += f", or fetch them once ({megabytes:.0f} MB): data.download({name!r})"
+        advice += f", or fetch them ({sum(file.size for file in REMOTES[name]) / 1e6:.0f} MB): data.download({name!r})"
     try:
         arrays = _READERS[name](downloads_folder() / name if folder is None else Path(folder).expanduser())
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} {advice}.") from None
-    return _dataset(name, arrays, brightest=255)
+    return _dataset(name, arrays)
 
 
 def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -182,27 +158,20 @@ def download(name: str, mirrors: str | Sequence[str] | None = None) -> Path:
 
 @functools.lru_cache
 def _load_committed(name: str, folder: Path) -> Dataset:
-    arrays = _read_committed(folder, name.removesuffix("_fresh"))
-    if name == "mnist1d_fresh":
-        arrays |= {"x_test": arrays["x_fresh"], "y_test": arrays["y_fresh"]}
-    return _dataset(name, arrays, brightest=16 if name == "digits" else 255)
-
-
-def _read_committed(folder: Path, name: str) -> dict[str, np.ndarray]:
-    path = folder / f"{name}.npz"
-    repair = f"`git checkout data/{path.name}` restores it, `python data/rebuild.py {name}` rebuilds it."
+    path = folder / f"{name.removesuffix('_fresh')}.npz"
+    repair = f"`git checkout data/{path.name}` restores it, `python data/rebuild.py {path.stem}` rebuilds it."
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing. {repair}")
-    content = path.read_bytes()
-    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
-    if f"{hashlib.sha256(content).hexdigest()}  {path.name}" not in lines:
+    if f"{_sha256(path)}  {path.name}" not in (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in SHA256SUMS. {repair}")
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        return dict(arrays)
+    with np.load(path, allow_pickle=False) as file:
+        arrays = dict(file)
+    if name == "mnist1d_fresh":
+        arrays |= {"x_test": arrays["x_fresh"], "y_test": arrays["y_fresh"]}
+    return _dataset(name, arrays)
 
 
-def _dataset(name: str, arrays: dict[str, np.ndarray], brightest: int) -> Dataset:
-    """Build a Dataset; x of unsigned bytes are images whose white is `brightest`."""
+def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
     classes = CLASSES[name]
     ready = {}
     for part in ("train", "test"):
@@ -212,7 +181,7 @@ def _dataset(name: str, arrays: dict[str, np.ndarray], brightest: int) -> Datase
         if y.max() >= len(classes):
             raise ValueError(f"{name!r} has {len(classes)} classes, but a {part} label is {y.max()}.")
         if x.dtype == np.uint8:
-            x = np.divide(x if x.ndim == 4 else x[..., None], brightest, dtype=np.float32, order="C")
+            x = np.divide(x if x.ndim == 4 else x[..., None], _SETS[name]["brightest"], dtype=np.float32, order="C")
         ready |= {f"x_{part}": x, f"y_{part}": y.astype(np.int32)}
     return Dataset(name=name, classes=classes, **_read_only(ready))
 
@@ -235,26 +204,22 @@ def _value(cell: str) -> str | float | None:
 
 
 def _read_idx_folder(folder: Path) -> dict[str, np.ndarray]:
-    parts = (("train", "train"), ("test", "t10k"))
-    images = {f"x_{part}": _read_idx(_find_idx(folder, f"{stem}-images", 3), 3) for part, stem in parts}
-    labels = {f"y_{part}": _read_idx(_find_idx(folder, f"{stem}-labels", 1), 1) for part, stem in parts}
-    return images | labels
+    arrays = {}
+    for part, stem in (("train", "train"), ("test", "t10k")):
+        arrays[f"x_{part}"] = _read_idx(folder, f"{stem}-images", 3)
+        arrays[f"y_{part}"] = _read_idx(folder, f"{stem}-labels", 1)
+    return arrays
 
 
-def _find_idx(folder: Path, stem: str, axes: int) -> Path:
-    names = [f"{stem}{dot}idx{axes}-ubyte{ending}" for dot in "-." for ending in ("", ".gz")]
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if not found:
-        raise FileNotFoundError(f"{folder} has none of {', '.join(names)}.")
-    return found[0]
-
-
-def _read_idx(path: Path, axes: int) -> np.ndarray:
+def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
     """Read unsigned bytes with `axes` dimensions from an IDX file: 0, 0, 8, axes; sizes as >u4; values."""
+    names = [f"{stem}{dot}idx{axes}-ubyte{ending}" for dot in "-." for ending in ("", ".gz")]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has none of {', '.join(names)}.")
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except DAMAGE as error:
         raise ValueError(f"{path} is damaged ({error}). Fetch it again.") from None
     header = 4 + 4 * axes
     if len(content) < header or content[:4] != bytes([0, 0, 8, axes]):
@@ -269,21 +234,19 @@ def _read_cifar_folder(folder: Path) -> dict[str, np.ndarray]:
     """Read records of 1 label byte and 3 × 32 × 32 colour bytes, from the batches or their archive."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     archive = folder / "cifar-10-binary.tar.gz"
-    batches = folder / "cifar-10-batches-bin" if (folder / "cifar-10-batches-bin").is_dir() else folder
-    if not archive.is_file() or (batches / names[0]).is_file():
-        contents = {name: (batches / name).read_bytes() for name in names if (batches / name).is_file()}
-    else:
+    files = [path for inner in ("", "cifar-10-batches-bin") for path in (folder / inner).glob("*_batch*.bin")]
+    contents = {path.name: path.read_bytes() for path in files}
+    if archive.is_file() and not contents.keys() >= set(names):
         try:
             with tarfile.open(archive, "r:gz") as tar:
-                files = {Path(member.name).name: member for member in tar if member.isfile()}
-                contents = {name: tar.extractfile(files[name]).read() for name in names if name in files}
-        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                contents = {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
+        except DAMAGE as error:
             raise ValueError(f"{archive} is damaged ({error}). Fetch it again.") from None
     if missing := [name for name in names if name not in contents]:
         raise FileNotFoundError(f"{folder} has no {', '.join(missing)}, nor a complete {archive.name}.")
-    for name, content in contents.items():
-        if not content or len(content) % 3073:
-            raise ValueError(f"{name} in {folder} is damaged: {len(content)} bytes, not records of 3,073.")
+    for name in names:
+        if not contents[name] or len(contents[name]) % 3073:
+            raise ValueError(f"{name} in {folder} is damaged: {len(contents[name])} bytes, not records of 3,073.")
     arrays = {}
     for part, chosen in (("train", names[:5]), ("test", names[5:])):
         records = np.frombuffer(b"".join(contents[name] for name in chosen), np.uint8).reshape(-1, 3073)
@@ -303,53 +266,42 @@ def _fetch(file: RemoteFile, addresses: Sequence[str], target: Path) -> None:
     if target.is_file() and _sha256(target) == file.sha256:
         return
     part = target.with_name(f"{target.name}.part")
-    failure = ""
     for attempt in range(ATTEMPTS * len(addresses)):
-        address = addresses[attempt % len(addresses)]
         if attempt:
             time.sleep(BACK_OFF_SECONDS * 2 ** min(attempt - 1, 5))
+        address = addresses[attempt % len(addresses)]
         try:
             _append(address, part, file)
-        except (OSError, http.client.HTTPException) as error:
-            failure = f"{address}: {error}"
-            continue
-        if part.stat().st_size < file.size:
-            failure = f"{address}: the connection ended early"
-        elif _sha256(part) == file.sha256:
-            part.replace(target)
-            return
-        else:
+            if _sha256(part) == file.sha256:
+                part.replace(target)
+                return
             part.unlink()
             failure = f"{address}: the content is not that of the known file (its SHA-256 differs)"
+        except (OSError, http.client.HTTPException) as error:
+            failure = f"{address}: {error}"
+            if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+                part.unlink()  # the server's file is shorter than what is here: they cannot be the same
     kept = f"{part.stat().st_size / 1e6:.1f} of {file.size / 1e6:.1f} MB are kept. " if part.is_file() else ""
-    raise ConnectionError(
-        f"{file.name} could not be downloaded ({failure}). {kept}Call data.download again later, "
-        "or give a folder that has the files: data.load(…, folder=…)."
-    )
+    advice = "Call data.download again later, or give a folder that has the files: data.load(…, folder=…)."
+    raise ConnectionError(f"{file.name} could not be downloaded ({failure}). {kept}{advice}")
 
 
 def _append(address: str, part: Path, file: RemoteFile) -> None:
-    """Fetch what `part` still lacks; start over when the server cannot send a range."""
+    """Fetch what `part` still lacks; start over when the server cannot send a range. Raises OSError if some is left."""
     start = part.stat().st_size if part.is_file() else 0
     if start >= file.size:
         return
     request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            part.unlink()  # the server's file is shorter than what is here: they cannot be the same
-        raise
-    with response:
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        progress = tqdm(total=file.size, initial=start * resumed, unit="B", unit_scale=True, desc=file.name)
-        with part.open("ab" if resumed else "wb") as out, progress:
-            while chunk := response.read(min(1 << 16, file.size - out.tell())):
-                out.write(chunk)
-                progress.update(len(chunk))
+    response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
+    resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    progress = tqdm(total=file.size, initial=start * resumed, unit="B", unit_scale=True, desc=file.name)
+    with response, progress, part.open("ab" if resumed else "wb") as out:
+        while chunk := response.read(min(1 << 16, file.size - out.tell())):
+            out.write(chunk)
+            progress.update(len(chunk))
+        if out.tell() < file.size:
+            raise ConnectionError("the connection ended early")
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -18,6 +18,13 @@ import psutil
 from dlscale import checks
 
 
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:  # not Linux, or no container
+        return ""
+
+
 def _keep_compiled_programs() -> None:
     """Let JAX keep what it compiles on disk, so that a restarted notebook is ready in seconds: same bits, no waiting.
 
@@ -26,18 +33,12 @@ def _keep_compiled_programs() -> None:
     """
     if os.environ.get("DLSCALE_CACHE") == "off" or jax.config.jax_compilation_cache_dir:
         return
-    try:
-        processor = next(
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line[:5] in ("flags", "Featu")
-        )
-    except (OSError, StopIteration):  # not Linux
-        processor = platform.processor()
+    flags = (line for line in _text("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
+    processor = next(flags, None) or platform.processor()
     kind = hashlib.sha256(f"{platform.machine()} {processor}".encode()).hexdigest()[:12]
     folder = Path("~/.cache/dlscale/programs").expanduser() / kind
-    try:
+    with contextlib.suppress(OSError):  # a home that cannot be written to: compile each time
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written to: compile each time
-        return
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -64,27 +65,21 @@ def emulate(count: int) -> list[jax.Device]:
     count = checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
-    have = jax.devices()
-    if len(have) < count:
-        raise DeviceError(
-            f"{count} devices asked, but JAX has already started with {len(have)}. "
-            + _restart(f"dlscale.devices.emulate({count})")
-        )
-    return have[:count]
+    return _first(count)
 
 
 def mesh(count: int | None = None, axis_name: str = "workers") -> jax.sharding.Mesh:
     """A one-dimensional mesh of `count` devices (default: all) for `jax.shard_map`. Raises DeviceError if too few."""
-    available = len(jax.devices())
-    count = available if count is None else checks.whole("The number of devices", count)
-    if count > available:
-        raise DeviceError(
-            f"{count} devices asked, but JAX was started with {available}. "
-            + _restart(f"dlscale.devices.emulate({count})")
-        )
-    return jax.make_mesh(
-        (count,), (axis_name,), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:count]
-    )
+    count = len(jax.devices()) if count is None else checks.whole("The number of devices", count)
+    return jax.make_mesh((count,), (axis_name,), axis_types=(jax.sharding.AxisType.Auto,), devices=_first(count))
+
+
+def _first(count: int) -> list[jax.Device]:
+    have = jax.devices()
+    if len(have) < count:
+        advice = _restart(f"dlscale.devices.emulate({count})")
+        raise DeviceError(f"{count} devices asked, but JAX has already started with {len(have)}. {advice}")
+    return have[:count]
 
 
 def connect(
@@ -97,18 +92,12 @@ def connect(
     coordinator's own address only, so a group on "127.0.0.1:PORT" is out of reach for other machines.
     Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
     """
-    given = {"coordinator": coordinator, "processes": processes, "process": process}
-    for name, value in given.items():
-        variable = f"DLSCALE_{name.upper()}"
-        if value is None and variable not in os.environ:
-            raise ValueError(f"connect() needs {name}: pass {name}=… or set the environment variable {variable}.")
-        given[name] = os.environ[variable] if value is None else value
-    address, size, rank = str(given["coordinator"]), *(_number(n, given[n]) for n in ("processes", "process"))
+    address = str(_setting("coordinator", coordinator))
+    size = checks.whole("processes", _setting("processes", processes))
+    rank = checks.whole("process", _setting("process", process), low=0, high=size - 1)
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
-    size = checks.whole("processes", size)
-    rank = checks.whole("process", rank, low=0, high=size - 1)
     bind = address if rank == 0 else None
     try:
         jax.distributed.initialize(address, size, rank, coordinator_bind_address=bind, initialization_timeout=60)
@@ -119,17 +108,18 @@ def connect(
     return rank, size
 
 
-def _number(name: str, value: object) -> object:
-    try:
-        return int(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, not {value!r}.") from None
+def _setting(name: str, value: object) -> object:
+    """The value, or else what the environment says; digits count as a number."""
+    variable = f"DLSCALE_{name.upper()}"
+    if value is None and (value := os.environ.get(variable)) is None:
+        raise ValueError(f"connect() needs {name}: pass {name}=… or set the environment variable {variable}.")
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def cores() -> int:
     """Processor cores this process may use: of the machine, its affinity mask and its container's quota, the least."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, _, period = _cgroup("cpu.max").partition(" ")
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         allowed = min(allowed, max(1, int(quota) // int(period)))
     return allowed
@@ -145,18 +135,11 @@ class Memory(NamedTuple):
 def memory() -> Memory:
     """What this process may use. On Binder and JupyterHub the container's limit counts, not the machine's memory."""
     machine = psutil.virtual_memory()
-    limit = _cgroup("memory.max") or os.environ.get("MEM_LIMIT", "")
+    limit = _text("/sys/fs/cgroup/memory.max") or os.environ.get("MEM_LIMIT", "")
     if not limit.isdigit() or int(limit) > machine.total:
         return Memory(machine.total, machine.available)
-    used = int(_cgroup("memory.current") or psutil.Process().memory_info().rss)
+    used = int(_text("/sys/fs/cgroup/memory.current") or psutil.Process().memory_info().rss)
     return Memory(int(limit), min(machine.available, max(0, int(limit) - used)))
-
-
-def _cgroup(name: str) -> str:
-    try:
-        return Path("/sys/fs/cgroup", name).read_text().strip()
-    except OSError:  # not Linux, or no container
-        return ""
 
 
 class Finding(NamedTuple):
@@ -170,23 +153,17 @@ class Finding(NamedTuple):
 def report() -> list[Finding]:
     """Look at Python, packages, cores, memory and emulated devices, and say in words what is missing."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "optax", "numpy", "matplotlib"))
-    space, count = memory(), cores()
-    free = space.available / 2**30
+    total, free = (amount / 2**30 for amount in memory())
     # in a process of its own: here JAX may have started, and emulation is not for every notebook
     code = "from dlscale import devices; print(len(devices.emulate(8)))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    return [
-        Finding("Python", platform.python_version(), "" if sys.version_info >= (3, 11) else "Install Python 3.11."),
-        Finding("packages", versions),
-        Finding("cores", str(count), "" if count > 1 else "It works, in about twice the time a notebook names."),
-        Finding(
-            "free memory",
-            f"{free:.1f} of {space.total / 2**30:.1f} GiB",
-            "" if free >= 1 else "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again.",
-        ),
-        Finding(
-            "emulated devices",
-            child.stdout.strip() or "none",
-            "" if child.stdout.strip() == "8" else f"Notebooks on parallelism need them. {child.stderr.strip()[-200:]}",
-        ),
+    seen, problem = child.stdout.strip(), child.stderr.strip()[-200:]
+    shut_down = "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again."
+    lines = [
+        ("Python", platform.python_version(), sys.version_info >= (3, 11), "Install Python 3.11."),
+        ("packages", versions, True, ""),
+        ("cores", str(cores()), cores() > 1, "It works, in about twice the time a notebook names."),
+        ("free memory", f"{free:.1f} of {total:.1f} GiB", free >= 1, shut_down),
+        ("emulated devices", seen or "none", seen == "8", f"Notebooks on parallelism need them. {problem}"),
     ]
+    return [Finding(item, found, "" if enough else advice) for item, found, enough, advice in lines]

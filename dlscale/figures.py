@@ -26,33 +26,17 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 )  # fmt: skip
 GREY = "#767676"
-METHODS = {
-    "SGD": BLACK,
-    "momentum": ORANGE,
-    "Nesterov": SKY,
-    "Adagrad": GREEN,
-    "Adadelta": PINK,
-    "RMSprop": BLUE,
-    "Adam": RED,
-}
+METHODS = {"SGD": BLACK, "momentum": ORANGE, "Nesterov": SKY, "Adagrad": GREEN, "Adadelta": PINK}
+METHODS |= {"RMSprop": BLUE, "Adam": RED}
 TRAIN, TEST = BLUE, RED
 
-STYLE = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.titlesize": 11,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "lines.linewidth": 1.8,
-    "legend.frameon": False,
-}
+STYLE = dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False) | {"lines.linewidth": 1.8}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "axes.titlesize": 11, "grid.color": "#e4e4e4"}
 
 
 def new(columns: int = 1, width: float = 7.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
     """A figure of width × height inches at 100 dpi, and its axes (an array if there are several columns)."""
-    figure = Figure((width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = FigureCanvasAgg(Figure((width, height), dpi=100, layout="constrained")).figure
     return figure, axes(figure, columns, **options)
 
 
@@ -64,10 +48,8 @@ def axes(figure: Figure, columns: int = 1, **options: Any) -> Any:
 
 def png(figure: Figure, compression: int = 6) -> bytes:
     """The figure's present canvas as PNG. Compression 1 is five times as fast as 6, for pictures that live."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB").save(
-        buffer, "png", compress_level=compression
-    )
+    buffer, pixels = io.BytesIO(), np.asarray(figure.canvas.buffer_rgba())
+    Image.fromarray(pixels).convert("RGB").save(buffer, "png", compress_level=compression)
     return buffer.getvalue()
 
 
@@ -91,18 +73,14 @@ def name(ax: Axes, line: Line2D, label: str, shift: float = 0.0) -> None:
     """Write `label` beside the last point of the line, `shift` points higher, in its colour: no legend to look up."""
     points = line.get_xydata()
     last = points[np.isfinite(points).all(axis=1)][-1]
-    ax.annotate(
-        label, last, xytext=(5, shift), textcoords="offset points", color=line.get_color(), va="center", clip_on=False
-    )
+    beside = {"xytext": (5, shift), "textcoords": "offset points", "va": "center", "clip_on": False}
+    ax.annotate(label, last, color=line.get_color(), **beside)
 
 
-def contour(
-    ax: Axes,
-    f: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    x: tuple[float, float],
-    y: tuple[float, float],
-    levels: int = 18,
-) -> ContourSet:
+Surface = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def contour(ax: Axes, f: Surface, x: tuple[float, float], y: tuple[float, float], levels: int = 18) -> ContourSet:
     """Filled contours of f(x, y) over two ranges, evenly spaced in log (f - min f), with labelled axes."""
     grid_x, grid_y = np.meshgrid(np.linspace(*x, 201), np.linspace(*y, 201))
     value = np.asarray(f(grid_x, grid_y))

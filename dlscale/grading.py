@@ -1,9 +1,9 @@
 """Grades a folder of submitted notebooks: `python -m dlscale.course grade FOLDER`.
 
-Of a submission only the answer cells (tag `answer-<id>`) are taken. They are put into the course's own notebook, which
-runs in a child process up to its last answer. The checks stay here, in the parent: the child sends its answers as plain
-values; functions stay in the child and are called from here. A forged message is therefore only another answer, and it
-must be right to score. Nothing from the child is unpickled or executed, and messages are bounded in size.
+Of a submission only the answer cells (tag `answer-<id>`) are taken. They are put into the course's own notebook, up to
+its last answer. A child process is told to run the cells one by one and returns the answers as plain values; functions
+stay there and are called from here. The checks stay here, in the parent. A forged message is therefore only another
+answer, and it must be right to score. Nothing from the child is unpickled or executed; messages are bounded in size.
 
 What this does not protect against: answers run with the rights of the person who grades. They can read and change that
 person's files (this package too), use the network, fill the disk, start processes that outlive the limits, and read the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import io
+import importlib
 import json
 import os
 import queue
@@ -28,9 +28,10 @@ import threading
 import time
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import ml_dtypes  # noqa: F401  NumPy then knows the short floats by name
 import numpy as np
@@ -47,343 +48,284 @@ KEPT = {"PATH", "HOME", "USERPROFILE", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "L
 TAG = "answer-"
 UNTRUSTED = "it disturbed the grader's channel"
 
-
 Cells = list[tuple[str | None, str]]  # exercise id, or None, and source of each code cell
 
-# Values as JSON
+# Messages: values as lines of JSON. A request is (number of a function, args, kwargs), its reply (error or "", value).
 
 
-class Other(NamedTuple):
-    """Stands for a value of a type that is not sent."""
+def pack(message: Any, number: Callable[[Callable], int]) -> bytes:
+    """Write plain values as a line; `number(function)` names a function. Of other types only the name arrives."""
+    return json.dumps(_encode(message, number)).encode() + b"\n"
 
-    type: str
+
+def unpack(line: bytes, function: Callable[[int], Callable]) -> Any:
+    """Read what `pack` wrote; `function(number)` finds a function. Raises for anything malformed."""
+    return json.loads(line, object_hook=lambda part: _decode(part, function))
 
 
-def encode(value: Any, number: Callable[[Callable], int]) -> Any:
-    """Return a plain value as JSON; `number(function)` names a function. Other types arrive as `Other`."""
+def _encode(value: Any, number: Callable[[Callable], int]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list):
-        return [encode(item, number) for item in value]
+        return [_encode(item, number) for item in value]
     if isinstance(value, tuple):
-        return {"tuple": [encode(item, number) for item in value], "fields": getattr(value, "_fields", None)}
+        return {"tuple": _encode(list(value), number), "fields": getattr(value, "_fields", None)}
     if isinstance(value, dict):
-        return {"dict": [[encode(key, number), encode(item, number)] for key, item in value.items()]}
-    if value is ...:
-        return {"ellipsis": True}
-    jax = sys.modules.get("jax")
-    is_jax = jax is not None and isinstance(value, jax.Array)
+        return {"dict": _encode(list(value.items()), number)}
+    is_jax = "jax" in sys.modules and isinstance(value, sys.modules["jax"].Array)
     if is_jax or isinstance(value, np.ndarray | np.generic | complex):
         array = np.asarray(value)
         if not array.dtype.hasobject:
             kind = "jax" if is_jax else "array" if isinstance(value, np.ndarray) else "scalar"
             data = base64.b64encode(array.tobytes()).decode()
-            return {"array": kind, "dtype": str(array.dtype), "shape": array.shape, "data": data}
-    if callable(value):
-        return {"function": number(value)}
-    return {"other": type(value).__name__}
+            return {"data": data, "dtype": str(array.dtype), "shape": array.shape, "kind": kind}
+    return {"function": number(value)} if callable(value) else {"other": type(value).__name__}
 
 
-def decode(message: Any, function: Callable[[int], Callable]) -> Any:
-    """Return the value that `encode` wrote; `function(number)` finds a function. Raises for anything malformed."""
-    match message:
-        case list():
-            return [decode(item, function) for item in message]
+def _decode(part: dict[str, Any], function: Callable[[int], Callable]) -> Any:
+    match part:
         case {"tuple": items, "fields": fields}:
-            values = [decode(item, function) for item in items]
-            return namedtuple("Fields", fields[:100])(*values) if fields else tuple(values)
+            return namedtuple("Fields", fields[:100])(*items) if fields else tuple(items)
         case {"dict": items} if len(items) <= MAX_ITEMS:
-            return {decode(key, function): decode(item, function) for key, item in items}
-        case {"ellipsis": _}:
-            return ...
-        case {"array": kind, "dtype": name, "shape": shape, "data": data} if max(shape, default=0) <= MAX_BYTES:
-            array = np.frombuffer(base64.b64decode(data), np.dtype(name)).reshape(shape).copy()
-            if kind == "jax":
-                import jax.numpy as jnp  # only where it is used: it takes a second
-
-                return jnp.asarray(array)
+            return dict(items)
+        case {"data": data, "dtype": dtype, "shape": shape, "kind": kind} if max(shape, default=0) <= MAX_BYTES:
+            array = np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
+            if kind == "jax":  # imported only where it is used: it takes a second
+                return importlib.import_module("jax.numpy").asarray(array)
             return array if kind == "array" else array[()]
         case {"function": number}:
             return function(number)
-        case {"other": name}:
-            return Other(name)
-        case dict():
-            raise ValueError("not a value")
-    return message
+        case {"other": str(name)}:
+            return ... if name == "ellipsis" else type(name, (), {})()
+    raise ValueError("not a value")
 
 
-# The parent: one child, one attempt, one submission, a folder
+# The parent: one child, one cell, one submission, a folder
 
 
 class Stopped(Exception):
-    """The child was stopped; the message says why."""
+    """The child was stopped; its `stopped` says why."""
 
 
 class Child:
-    """The process that runs a notebook's cells; no message, no size and no silence of it can hold up the parent."""
+    """A process that runs cells beside a copy of the files of `notebooks`, until it is closed.
 
-    def __init__(self, cells: Cells, folder: Path, seconds: float, memory: float) -> None:
+    No message, no size and no silence of it can hold up the parent.
+    """
+
+    def __init__(self, notebooks: Path, seconds: float, memory: float) -> None:
+        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        folder = Path(self.place.name, "notebooks")
+        shutil.copytree(notebooks, folder, ignore=shutil.ignore_patterns("*.ipynb", ".*"))
         environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT}
         environment |= {"PYTHONPATH": str(Path(__file__).parent.parent), "PYTHONUTF8": "1", "MPLBACKEND": "agg"}
         environment |= {"IPYTHONDIR": str(folder / ".ipython"), "JAX_PLATFORMS": "cpu"}
-        self.seconds, self.memory, self.stopped = seconds, memory, ""
-        self.inbox: queue.Queue[bytes] = queue.Queue(maxsize=2)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dlscale.grading"],
+            [sys.executable, "-P", "-m", "dlscale.grading"], cwd=folder, env=environment, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            cwd=folder, env=environment, bufsize=0, start_new_session=True,
         )  # fmt: skip
-        threading.Thread(target=self._read, daemon=True).start()
+        self.seconds, self.memory, self.stopped = seconds, memory, ""
+        self.requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.renew()
-        self.send({"cells": cells})
+        self.guard = threading.Thread(target=self._guard)
+        self.guard.start()
+        threading.Thread(target=self._talk, daemon=True).start()
 
     def renew(self) -> None:
         """Start the time limit anew."""
         self.deadline = time.monotonic() + self.seconds
 
-    def _read(self) -> None:
-        with io.BufferedReader(self.process.stdout) as stream, contextlib.suppress(OSError):
-            line = b"first"
-            while line and not self.stopped:
-                line = stream.readline(MAX_BYTES + 1)
-                while not self.stopped:
-                    with contextlib.suppress(queue.Full):
-                        self.inbox.put(line, timeout=TICK)
-                        break
-
-    def _write(self, data: memoryview) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the child has ended: `receive` tells
-            while data:
-                data = data[self.process.stdin.write(data) :]
-
-    def send(self, message: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(message).encode() + b"\n")
-        threading.Thread(target=self._write, args=[data], daemon=True).start()  # a child need not read
-
-    def receive(self) -> dict[str, Any]:
-        """Return the next message. Raises Stopped at a limit, at the end of the process and for a malformed message."""
-        sampled = 0.0
+    def _guard(self) -> None:
+        """At a limit, or when it is over, end the process and all that it started and did not hide."""
         while not self.stopped:
-            now = time.monotonic()
-            if now > self.deadline:
-                self.stop(f"time limit of {self.seconds:g} s")
-            if now > sampled + TICK and (sampled := now) and megabytes(self.process.pid) > self.memory:
-                self.stop(f"memory limit of {self.memory:g} MB")
-            with contextlib.suppress(queue.Empty):
-                line = self.inbox.get(timeout=TICK)
-                if not line:
-                    self.stop("its process ended")
-                with contextlib.suppress(ValueError, RecursionError):
-                    if isinstance(message := json.loads(line), dict):
-                        return message
-                self.stop(UNTRUSTED)
-        raise Stopped(self.stopped)
-
-    def stop(self, why: str) -> None:
-        self.close(why)
-        raise Stopped(why)
-
-    def close(self, why: str = "it is over") -> None:
-        """End the process and all that it started and did not hide."""
-        self.stopped = self.stopped or why
-        with contextlib.suppress(psutil.Error):
-            for member in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    member.kill()
-        if hasattr(os, "killpg") and self.process.returncode is None:
-            with contextlib.suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            if time.monotonic() > self.deadline:
+                self.stopped = f"time limit of {self.seconds:g} s"
+            elif megabytes(self.process.pid) > self.memory:
+                self.stopped = f"memory limit of {self.memory:g} MB"
+            else:
+                time.sleep(TICK)
+        for member in family(self.process.pid):
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        with contextlib.suppress(OSError, AttributeError):  # Windows has no groups
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
-        self.process.stdin.close()
+        self.replies.put(b"")
 
-    def decode(self, message: Any) -> Any:
+    def _talk(self) -> None:
+        """Write requests and read replies, in a thread that may wait: a child need do neither."""
+        with contextlib.suppress(OSError), self.process as process:
+            for request in iter(self.requests.get, b""):
+                process.stdin.write(request)
+                process.stdin.flush()
+                self.replies.put(process.stdout.readline(MAX_BYTES + 1))
+        self.replies.put(b"")
+
+    def call(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        """Return what its function of this number returns (0 runs a cell). Raises AnswerError if it raised.
+
+        Raises Stopped at a limit, at the end of the process, and for a malformed reply.
+        """
+        self.requests.put(pack((number, args, kwargs), self._number))
+        reply = b"" if self.stopped else self.replies.get()
+        if not reply:
+            self.stop("its process ended")
         try:
-            return decode(message, lambda number: Remote(self, number))
+            error, value = unpack(reply, lambda number: partial(self.call, number))
+            error = str(error)
         except Exception:  # whatever a forged message provokes
             self.stop(UNTRUSTED)
+        if error:
+            raise AnswerError(error)
+        return value
+
+    def _number(self, function: Callable) -> int:
+        if isinstance(function, partial) and function.func == self.call:
+            return function.args[0]
+        raise TypeError("A check cannot hand a function of its own to an answer: the answer runs in another process.")
+
+    def stop(self, why: str) -> NoReturn:
+        self.stopped = self.stopped or why
+        raise Stopped
+
+    def close(self) -> None:
+        self.stopped = self.stopped or "it is over"
+        self.guard.join()
+        self.requests.put(b"")
+        self.place.cleanup()
 
 
-class Remote:
-    """A function of the child."""
-
-    def __init__(self, child: Child, number: int) -> None:
-        self.child, self.number = child, number
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = encode([list(args), kwargs], _known_number)
-        self.child.send({"call": self.number, "values": values})
-        match self.child.receive():
-            case {"value": value}:
-                return self.child.decode(value)
-            case {"error": str(error)}:
-                raise AnswerError(f"checking it raised {error}")
-        return self.child.stop(UNTRUSTED)
-
-
-def _known_number(function: Callable) -> int:
-    if isinstance(function, Remote):
-        return function.number
-    raise TypeError("A check cannot hand a function of its own to an answer: the answer runs in another process.")
+def family(pid: int) -> list[psutil.Process]:
+    """A process and those that it started, as far as they can be seen."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
 
 
 def megabytes(pid: int) -> float:
     """The memory of a process and its children; shared pages are counted once, exactly on Linux, nearly elsewhere."""
     total = 0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for member in [process, *process.children(recursive=True)]:
-            with contextlib.suppress(psutil.Error):
-                info = member.memory_full_info()
-                total += getattr(info, "pss", info.uss)
+    for member in family(pid):
+        with contextlib.suppress(psutil.Error):
+            info = member.memory_full_info()
+            total += getattr(info, "pss", info.uss)
     return total / 1e6
 
 
-Results = dict[str, tuple[bool, str]]  # exercise id: right?, remark
-
-
-def attempt(cells: Cells, child: Child) -> tuple[Results, list[str], str]:
-    """Return the results of one run, the ids whose cells were started, and why it was stopped ("" if it was not)."""
-    results, started = {}, []
-    identities = {identity for identity, _ in cells if identity}
+def grade_cell(child: Child, identity: str | None, source: str) -> str:
+    """Run a cell and return what is wrong with its answer, "" if it is right. Raises Stopped."""
     try:
-        while True:
-            match child.receive():
-                case {"start": str(identity)} if identity in identities and identity not in started:
-                    started.append(identity)
-                    child.renew()
-                case {"answer": str(identity), "value": value}:
-                    if started and identity == started[-1]:  # no cell answers for another
-                        results[identity] = course.exercise(identity).judge(child.decode(value))
-                        if child.stopped:
-                            results.pop(identity)
-                            raise Stopped(child.stopped)
-                    child.send({"done": True})
-                case {"crash": str(error)} if started:
-                    results.setdefault(started[-1], (False, shorten(f"crashed: {error}")))
-                case {"finished": True}:
-                    return results, started, ""
-                case _:
-                    child.stop(UNTRUSTED)
-    except Stopped as stop:
-        return results, started, str(stop)
+        answers = child.call(0, identity, source)
+    except AnswerError as error:
+        return shorten(f"crashed: {error}")
+    if identity is None or not isinstance(answers, list) or not answers:
+        return "its check was not called"
+    right, line = course.exercise(identity).judge(answers[0])
+    if child.stopped:  # while it was checked
+        raise Stopped
+    return "" if right else line
 
 
-def grade_answers(pristine: Cells, answers: dict[str, str], run: Callable) -> Results:
-    """Run the notebook with the answers; again without the answer that stopped it, so that the others still count."""
-    answers, final = dict(answers), {}
-    while True:
-        results, started, why = run([(identity, answers.get(identity, source)) for identity, source in pristine])
-        final = results | final
-        guilty = next((identity for identity in reversed(started) if identity in answers), None)
-        if not why or guilty is None:
-            break
-        final[guilty] = (False, why)
-        del answers[guilty]
-    reason = f"not reached: {why}" if why else "its check was not called"
-    return {identity: final.get(identity, (False, reason)) for identity, _ in pristine if identity}
-
-
-def answer_cells(cells: list[dict[str, Any]]) -> Cells:
-    """The code cells up to the last answer: the exercise's id, or None, and the source."""
-    found = []
-    for cell in cells:
-        if cell["cell_type"] == "code":
-            tags = cell.get("metadata", {}).get("tags", [])
-            identity = next((tag.removeprefix(TAG) for tag in tags if tag.startswith(TAG)), None)
-            found.append((identity, "".join(cell["source"])))
-    while found and found[-1][0] is None:
-        found.pop()
-    return found
-
-
-def read_answers(path: Path) -> dict[str, list[str]]:
-    """Return for each exercise the sources tagged as its answer. Raises ValueError for what is not such a notebook."""
+def read_cells(path: Path) -> Cells:
+    """Return a notebook's code cells up to the last answer. Raises ValueError for what is not a notebook."""
     if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
         raise ValueError(f"it is not a file of at most {MAX_FILE_BYTES / 1e6:g} MB")
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         if notebook["nbformat"] < 4:
             raise ValueError("the notebook is in an old format: open it in JupyterLab and save it again")
-        answers: dict[str, list[str]] = {}
-        for identity, source in answer_cells(notebook["cells"]):
-            answers.setdefault(identity, []).append(source)
-        return answers
+        cells = []
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                tags = cell.get("metadata", {}).get("tags", [])
+                identity = next((tag.removeprefix(TAG) for tag in tags if tag.startswith(TAG)), None)
+                cells.append((identity, "".join(cell["source"])))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
         raise ValueError("the file is damaged: it is no notebook") from None
+    while cells and cells[-1][0] is None:
+        cells.pop()
+    return cells
 
 
-def grade_file(path: Path, pristine: Cells, notebooks: Path, seconds: float, memory: float) -> Results:
-    """Grade one submission; `pristine` are the cells of the course's own notebook in the folder `notebooks`."""
+def grade_file(path: Path, pristine: Cells, start: Callable[[], Child]) -> dict[str, str]:
+    """Return what is wrong with each answer of a submission, "" if it is right.
+
+    `pristine` are the cells of the course's own notebook. They run again without the answer that stopped them, so that
+    the others still count.
+    """
     identities = [identity for identity, _ in pristine if identity]
     try:
-        submitted = read_answers(path)
+        submitted = read_cells(path)
     except (OSError, ValueError) as error:
-        return dict.fromkeys(identities, (False, shorten(error)))
-
-    def run(cells: Cells) -> tuple[Results, list[str], str]:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-            folder = Path(name) / "notebooks"
-            shutil.copytree(notebooks, folder, ignore=shutil.ignore_patterns("*.ipynb", ".*"))
-            with contextlib.closing(Child(cells, folder, seconds, memory)) as child:
-                return attempt(cells, child)
-
-    answers = {identity: submitted[identity][0] for identity in identities if len(submitted.get(identity, [])) == 1}
-    results = grade_answers(pristine, answers, run) if answers else {}
-    for identity in set(identities) - set(answers):
-        found = submitted.get(identity)
-        results[identity] = (False, "several cells are tagged as its answer" if found else "its cell is missing")
+        return dict.fromkeys(identities, shorten(error))
+    answers, results = {}, {}
+    for identity in identities:
+        match [source for tag, source in submitted if tag == identity]:
+            case [source]:
+                answers[identity] = source
+            case sources:
+                results[identity] = "several cells are tagged as its answer" if sources else "its cell is missing"
+    while answers:
+        guilty = None
+        with contextlib.closing(start()) as child, contextlib.suppress(Stopped):
+            for identity, source in pristine:
+                if identity:
+                    child.renew()
+                    guilty = identity if identity in answers else guilty
+                results.setdefault(identity, grade_cell(child, identity, answers.get(identity, source)))
+            break
+        if guilty is None:
+            results = dict.fromkeys(identities, f"not reached: {child.stopped}") | results
+            break
+        results[guilty] = child.stopped
+        del answers[guilty]
     return {identity: results[identity] for identity in identities}
 
 
 def grade(folder: Path, notebooks: Path, out: Path, seconds: float, memory: float) -> None:
     """Grade all notebooks under `folder` and write a table to `out` (CSV): 1 or 0 for each exercise, total, remarks.
 
-    A submission belongs to the notebook whose name its own contains. `seconds` limits each answer with the cells before
-    it, `memory` (MB) the whole run. Raises ValueError for folders without submissions or without exercises.
+    A submission belongs to the notebook whose name its own contains. `seconds` limits each answer with the cells up to
+    the next one, `memory` (MB) the whole run. Raises ValueError for folders without submissions or without exercises.
     """
     # all that decides is read before the first answer runs
-    originals = {
-        path: answer_cells(json.loads(path.read_text(encoding="utf-8"))["cells"])
-        for path in sorted(notebooks.glob("*.ipynb"))
-    }
-    identities = [identity for cells in originals.values() for identity, _ in cells if identity]
-    if not identities:
+    originals = {path.stem: read_cells(path) for path in sorted(notebooks.glob("*.ipynb"))}
+    exercises = {tag: course.exercise(tag) for cells in originals.values() for tag, _ in cells if tag}
+    if not exercises:
         raise ValueError(f"No notebook with exercises in {notebooks}: name the course's notebooks with --notebooks.")
-    for identity in identities:
-        course.exercise(identity)
     found = sorted(path for path in folder.rglob("*.ipynb") if not path.is_dir())
-    submissions = [path for path in found if ".ipynb_checkpoints" not in path.parts]
-    used = {parent for path in submissions for parent in path.parents}
-    empty = sorted(path for path in folder.iterdir() if path.is_dir() and path not in used and path.name[0] != ".")
-    if not submissions and not empty:
+    found = [path for path in found if ".ipynb_checkpoints" not in path.parts]
+    full = {parent for path in found for parent in path.parents}
+    found += sorted(path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != ".")
+    if not found:
         raise ValueError(f"No submissions in {folder}.")
     with out.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
-        table = csv.DictWriter(file, ["file", "notebook", *identities, "total", "remarks"])
+        table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks"])
         table.writeheader()
-        for number, path in enumerate(submissions + empty, 1):
-            original = max((o for o in originals if o.stem in path.stem), key=lambda o: len(o.stem), default=None)
-            if path in empty:
-                row = {"total": 0, "remarks": "no notebook was handed in"}
-            elif original is None:
-                row = {"total": 0, "remarks": "its name contains no name of a notebook of the course"}
-            else:
-                results = grade_file(path, originals[original], notebooks, seconds, memory)
-                row = {identity: int(right) for identity, (right, _) in results.items()}
-                remarks = [f"{identity}: {remark}" for identity, (right, remark) in results.items() if not right]
-                total = sum(row.values())
-                row |= {"notebook": original.stem, "total": total, "remarks": "; ".join(remarks)}
-            name = shorten(path.relative_to(folder).as_posix())
-            table.writerow({"file": f"./{name}" if name[0] in "=+-@" else name, **row})  # no formula in a spreadsheet
+        for count, path in enumerate(found, 1):
+            stem = max((stem for stem in originals if stem in path.stem and not path.is_dir()), key=len, default="")
+            results, remarks = {}, "no notebook was handed in"
+            if stem:
+                results = grade_file(path, originals[stem], partial(Child, notebooks, seconds, memory))
+                remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
+            elif not path.is_dir():
+                remarks = "its name contains no name of a notebook of the course"
+            points = {identity: int(not wrong) for identity, wrong in results.items()}
+            name, total = shorten(path.relative_to(folder).as_posix()), sum(points.values())
+            safe = f"./{name}" if name[0] in "=+-@" else name  # no formula in a spreadsheet
+            table.writerow({"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks})
             file.flush()
-            print(f"{number} of {len(submissions) + len(empty)}: {name}: {row['total']} right")
+            print(f"{count} of {len(found)}: {name}: {total} right")
 
 
 # The child
 
 
 def work() -> None:
-    """Run the cells that come from standard input, and hand their answers over on standard output."""
+    """Call the functions, at first only `run`, that standard input asks for, and reply on standard output."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -391,40 +333,37 @@ def work() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)  # prints do not mix with messages
-    functions: list[Callable] = []
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    answers: dict[str, Any] = {}
+    silent = {"hint": lambda: None, "solution": lambda: None}
+    course.exercise = lambda identity: SimpleNamespace(check=partial(answers.__setitem__, identity), **silent)
+
+    def run(identity: str | None, source: str) -> list[Any]:
+        answers.clear()  # no cell answers for another
+        result = shell.run_cell(source)
+        if identity not in answers:
+            result.raise_error()
+        return [answer for name, answer in answers.items() if name == identity]
+
+    functions: list[Callable] = [run]
 
     def number(function: Callable) -> int:
         functions.append(function)
         return len(functions) - 1
 
-    def send(message: dict[str, Any]) -> None:
-        line = json.dumps(message).encode() + b"\n"
+    def reply(error: str, value: Any) -> None:
+        line = pack((error, value), number)
         if len(line) > MAX_BYTES:
             raise ValueError(f"the answer is larger than {MAX_BYTES / 1e6:g} MB")
         outbox.write(line)
         outbox.flush()
 
-    def hand_over(identity: str, value: Any) -> None:
-        send({"answer": identity, "value": encode(value, number)})
-        while "call" in (request := json.loads(inbox.readline())):
-            try:
-                args, kwargs = decode(request["values"], functions.__getitem__)
-                send({"value": encode(functions[request["call"]](*args, **kwargs), number)})
-            except BaseException as error:  # SystemExit too is an answer's mistake
-                send({"error": shorten(describe(error))})
-
-    def exercise(identity: str) -> SimpleNamespace:
-        return SimpleNamespace(check=lambda value: hand_over(identity, value), hint=lambda: None, solution=lambda: None)
-
-    course.exercise = exercise
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    for identity, source in json.loads(inbox.readline())["cells"]:
-        if identity:
-            send({"start": identity})
-        result = shell.run_cell(source)
-        if identity and (error := result.error_before_exec or result.error_in_exec):
-            send({"crash": shorten(describe(error))})
-    send({"finished": True})
+    for line in inbox:
+        called, args, kwargs = unpack(line, functions.__getitem__)
+        try:
+            reply("", functions[called](*args, **kwargs))
+        except BaseException as error:  # SystemExit too is an answer's mistake
+            reply(shorten(describe(error)), None)
 
 
 if __name__ == "__main__":

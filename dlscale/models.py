@@ -46,23 +46,20 @@ def _same_model(make: Callable[..., Model]) -> Callable[..., Model]:
 
 
 def build(name: str, dataset: Dataset, **options: Any) -> Model:
-    """The model called `name` ("mlp", "lenet", "resnet", "rnn") with the inputs and classes of `dataset`."""
-    shape, classes = dataset.x_train.shape[1:], len(dataset.classes)
-    match checks.known("model", name, ("mlp", "lenet", "resnet", "rnn")):
-        case "mlp":
-            return mlp((math.prod(shape), *options.pop("hidden", (128, 128)), classes), **options)
-        case "lenet":
-            return lenet(_image(name, shape), classes, **options)
-        case "resnet":
-            return resnet(options.pop("depth", 8), shape=_image(name, shape), classes=classes, **options)
-        case _:
-            return rnn(features=shape[-1] if len(shape) > 1 else 1, classes=classes, **options)
+    """The model called `name` ("mlp", "lenet", "resnet", "rnn") with the inputs and classes of `dataset`.
 
-
-def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    `options` are those of the model; by default an mlp has `hidden` layers (128, 128).
+    Raises ValueError for an unknown name and for examples that the model cannot take.
+    """
+    shape, options = dataset.x_train.shape[1:], {"classes": len(dataset.classes), **options}
+    checks.known("model", name, ("mlp", "lenet", "resnet", "rnn"))
+    if name == "mlp":
+        return mlp((math.prod(shape), *options.pop("hidden", (128, 128)), options.pop("classes")), **options)
+    if name == "rnn":
+        return rnn(features=shape[-1] if len(shape) > 1 else 1, **options)
     if len(shape) != 3:
         raise ValueError(f"{name} needs images (height, width, channels), not examples of shape {shape}.")
-    return shape
+    return (lenet if name == "lenet" else resnet)(shape=shape, **options)
 
 
 @_same_model
@@ -70,7 +67,7 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
     """A multilayer perceptron: sizes[0] inputs (any shape, flattened), hidden layers, sizes[-1] classes.
 
     `norm`: None, "batch" (Ioffe & Szegedy 2015, arXiv:1502.03167) or "layer" (Ba et al. 2016, arXiv:1607.06450),
-    applied before each hidden activation.
+    applied before each hidden activation. Raises ValueError for unknown names and fewer than two sizes.
     """
     act = ACTIVATIONS[checks.known("activation", activation, ACTIVATIONS)]
     normalize = _norm(norm)
@@ -80,9 +77,9 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
 
     def init(key: Array) -> Params:
         keys = jax.random.split(key, len(sizes) - 1)
-        params = {f"dense{i}": _dense(keys[i - 1], sizes[i - 1], sizes[i], activation) for i in hidden}
+        params = {f"dense{i}": _layer(keys[i - 1], sizes[i - 1], sizes[i], activation=activation) for i in hidden}
         params |= {f"norm{i}": _norm_init(sizes[i]) for i in hidden if norm}
-        return params | {"output": _dense(keys[-1], sizes[-2], sizes[-1])}
+        return params | {"output": _layer(keys[-1], *sizes[-2:])}
 
     def apply(params: Params, x: Array) -> Array:
         x = x.reshape(len(x), -1)
@@ -97,21 +94,20 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
 
 @_same_model
 def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model:
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling: two 5×5 convolutions and three dense layers."""
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling: two 5×5 convolutions and three dense layers.
+
+    `shape` is (height, width, channels). Raises ValueError for images of less than 16×16 pixels.
+    """
     sides = [((side - 4) // 2 - 4) // 2 for side in shape[:2]]
     if min(sides) < 1:
         raise ValueError(f"lenet needs images of at least 16×16 pixels, not {shape[0]}×{shape[1]}.")
-    features = sides[0] * sides[1] * 16
+    sizes = {"conv1": (5, 5, shape[2], 6), "conv2": (5, 5, 6, 16)}
+    sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84)}
 
     def init(key: Array) -> Params:
-        keys = jax.random.split(key, 5)
-        return {
-            "conv1": _conv(keys[0], 5, shape[2], 6),
-            "conv2": _conv(keys[1], 5, 6, 16),
-            "dense1": _dense(keys[2], features, 120, "relu"),
-            "dense2": _dense(keys[3], 120, 84, "relu"),
-            "output": _dense(keys[4], 84, classes),
-        }
+        *keys, last = jax.random.split(key, 5)
+        params = {name: _layer(k, *sizes[name], activation="relu") for name, k in zip(sizes, keys, strict=True)}
+        return params | {"output": _layer(last, 84, classes)}
 
     def apply(params: Params, x: Array) -> Array:
         for name in ("conv1", "conv2"):  # pooling first: max and ReLU commute, and ReLU then has less to do
@@ -127,41 +123,37 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
 
 @_same_model
 def resnet(
-    depth: int = 8,
-    skip: bool = True,
-    width: int = 16,
-    norm: str | None = "batch",
-    shape: tuple[int, int, int] = (28, 28, 1),
-    classes: int = 10,
-) -> Model:
+    depth: int = 8, skip: bool = True, width: int = 16, norm: str | None = "batch",
+    shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10,
+) -> Model:  # fmt: skip
     """The residual net for small images of He et al. 2016 (arXiv:1512.03385, §4.2); `skip=False`: its plain twin.
 
     `depth` = 6 n + 2: three stages of n blocks with width, 2 width and 4 width channels; the first block of a
-    later stage halves the image and has a 1×1 projection for its shortcut.
+    later stage halves the image and has a 1×1 projection for its shortcut. `norm`, as in `mlp`, follows each
+    convolution; `shape` is (height, width, channels). Raises ValueError for another depth.
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth must be 6 n + 2 (8, 14, 20, …), not {depth}.")
     normalize = _norm(norm)
     stages = [
         (f"stage{stage + 1}_block{block + 1}", width * 2**stage, 2 if stage and not block else 1)
-        for stage in range(3)
-        for block in range((depth - 2) // 6)
+        for stage, block in np.ndindex(3, (depth - 2) // 6)
     ]
 
     def init(key: Array) -> Params:
         keys = iter(jax.random.split(key, 2 + 3 * len(stages)))
-        params: Params = {"conv": _conv(next(keys), 3, shape[2], width) | _norm_init(width, norm)}
-        channels = width
+
+        def conv(k: int, channels: int, out: int) -> Params:
+            return _layer(next(keys), k, k, channels, out, activation="relu") | _norm_init(out, norm)
+
+        params, channels = {"conv": conv(3, shape[2], width)}, width
         for name, out, stride in stages:
-            block = {
-                "conv1": _conv(next(keys), 3, channels, out) | _norm_init(out, norm),
-                "conv2": _conv(next(keys), 3, out, out) | _norm_init(out, norm),
-            }
+            params[name] = {"conv1": conv(3, channels, out), "conv2": conv(3, out, out)}
             key_shortcut = next(keys)
             if skip and stride == 2:
-                block["shortcut"] = _conv(key_shortcut, 1, channels, out, "linear")
-            params[name], channels = block, out
-        return params | {"output": _dense(next(keys), channels, classes)}
+                params[name]["shortcut"] = _layer(key_shortcut, 1, 1, channels, out)
+            channels = out
+        return params | {"output": _layer(next(keys), channels, classes)}
 
     def layer(p: Params, x: Array, stride: int = 1) -> Array:
         return normalize(p, conv2d(x, p["w"], stride) + p["b"])
@@ -184,7 +176,7 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
     """A recurrent net over x (examples, time[, features]) that classifies from its last hidden state.
 
     `cell`: "tanh" (Elman 1990), "gru" (Cho et al. 2014, arXiv:1406.1078) or "lstm" (Hochreiter & Schmidhuber 1997,
-    with the forget gate's bias at 1 as in Jozefowicz et al. 2015).
+    with the forget gate's bias at 1 as in Jozefowicz et al. 2015). Raises ValueError for another one.
     """
     gates = {"tanh": 1, "gru": 3, "lstm": 4}[checks.known("cell", cell, ("tanh", "gru", "lstm"))]
 
@@ -192,16 +184,13 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         inputs, recurrent, output = jax.random.split(key, 3)
         w = jax.random.normal(recurrent, (gates, hidden, hidden))
         bias = jnp.zeros((gates, hidden)).at[1].set(1.0) if cell == "lstm" else jnp.zeros((gates, hidden))
-        return {
-            "input": {"w": _dense(inputs, features, gates * hidden)["w"], "b": bias.reshape(-1)},
-            # orthogonal (Saxe et al. 2014): products over many steps neither vanish nor explode at the start
-            "recurrent": {"w": jnp.concatenate(list(jnp.linalg.qr(w)[0]), axis=1)},
-            "output": _dense(output, hidden, classes),
-        }
+        # orthogonal (Saxe et al. 2014): products over many steps neither vanish nor explode at the start
+        w = jnp.concatenate(list(jnp.linalg.qr(w)[0]), axis=1)
+        params = {"input": _layer(inputs, features, gates * hidden) | {"b": bias.reshape(-1)}, "recurrent": {"w": w}}
+        return params | {"output": _layer(output, hidden, classes)}
 
-    def step(params: Params, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], None]:
+    def step(u: Array, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], None]:
         h, c = state
-        u = params["recurrent"]["w"]
         if cell == "gru":
             (xz, xr, xn), (hz, hr, hn) = jnp.split(x, 3, axis=1), jnp.split(h @ u, 3, axis=1)
             z, r = jax.nn.sigmoid(xz + hz), jax.nn.sigmoid(xr + hr)
@@ -219,7 +208,7 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
             raise ValueError(f"This rnn takes {features} numbers a time step, not {x.shape[2]}.")
         inputs = _linear(params["input"], x).swapaxes(0, 1)  # all time steps in one product
         zero = jnp.zeros((x.shape[0], hidden))
-        (h, _), _ = jax.lax.scan(functools.partial(step, params), (zero, zero), inputs)
+        (h, _), _ = jax.lax.scan(functools.partial(step, params["recurrent"]["w"]), (zero, zero), inputs)
         return _linear(params["output"], h)
 
     return Model(init, apply)
@@ -234,35 +223,28 @@ def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
     copies, a wider product, some multiplications by zero. `tile` = 1 is im2col.
     """
     k, _, channels, out = w.shape
-    rows, columns = ((side if padding == "SAME" else side - k + 1) - 1 for side in x.shape[1:3])
-    rows, columns = rows // stride + 1, columns // stride + 1
+    trim = 0 if padding == "SAME" else k - 1
+    rows, columns = (-(-(side - trim) // stride) for side in x.shape[1:3])
     tiles = -(-columns // (max(1, 64 // out) if k > 1 else 1))  # 64 columns feed a matrix unit well
     tile = -(-columns // tiles)
     span, step = stride * (tile - 1) + k, stride * tile
 
     height, width = stride * (rows - 1) + k, step * (tiles - 1) + span
-    top, left = (_same_padding(side, k, stride) if padding == "SAME" else 0 for side in x.shape[1:3])
-    x = jnp.pad(
-        x,
-        ((0, 0), (top, max(0, height - top - x.shape[1])), (left, max(0, width - left - x.shape[2])), (0, 0)),
-    )
+    # half of what the kernels reach beyond the image: nothing where padding is "VALID"
+    top, left = max(0, height - x.shape[1]) // 2, max(0, stride * (columns - 1) + k - x.shape[2]) // 2
+    below, right = max(0, height - top - x.shape[1]), max(0, width - left - x.shape[2])
+    x = jnp.pad(x, ((0, 0), (top, below), (left, right), (0, 0)))
 
     offset = np.arange(span) - stride * np.arange(tile)[:, None]  # position of a pixel under output `tile`'s kernel
     place = (offset == np.arange(k)[:, None, None]).astype(np.float32)
     band = jnp.einsum("pts,rpio->rsito", place, w).reshape(k * span * channels, tile * out)
 
-    patches = [
-        jnp.concatenate(
-            [x[:, r : r + height - k + 1 : stride, t * step : t * step + span] for r in range(k)], axis=2
-        ).reshape(-1, rows, k * span * channels)
-        for t in range(tiles)
-    ]
-    y = jnp.stack(patches, axis=2).reshape(-1, k * span * channels) @ band
+    def patch(t: int) -> Array:
+        strips = [x[:, r : r + height - k + 1 : stride, t * step : t * step + span] for r in range(k)]
+        return jnp.concatenate(strips, axis=2).reshape(-1, rows, k * span * channels)
+
+    y = jnp.stack([patch(t) for t in range(tiles)], axis=2).reshape(-1, k * span * channels) @ band
     return y.reshape(-1, rows, tiles * tile, out)[:, :, :columns]
-
-
-def _same_padding(side: int, k: int, stride: int) -> int:
-    return max(0, (-(-side // stride) - 1) * stride + k - side) // 2
 
 
 def max_pool(x: Array) -> Array:
@@ -273,18 +255,10 @@ def max_pool(x: Array) -> Array:
     return jnp.maximum(x[:, :, :, 0], x[:, :, :, 1])
 
 
-def _variance(activation: str, fan_in: int) -> float:
-    return (2.0 if activation == "relu" else 1.0) / fan_in
-
-
-def _dense(key: Array, fan_in: int, fan_out: int, activation: str = "linear") -> Params:
-    w = jax.random.normal(key, (fan_in, fan_out)) * math.sqrt(_variance(activation, fan_in))
-    return {"w": w, "b": jnp.zeros(fan_out)}
-
-
-def _conv(key: Array, k: int, channels: int, out: int, activation: str = "relu") -> Params:
-    w = jax.random.normal(key, (k, k, channels, out)) * math.sqrt(_variance(activation, k * k * channels))
-    return {"w": w, "b": jnp.zeros(out)}
+def _layer(key: Array, *shape: int, activation: str = "linear") -> Params:
+    """Biases (shape[-1],) and weights of this shape: whatever is not an output of the layer is an input of it."""
+    variance = (2.0 if activation == "relu" else 1.0) / math.prod(shape[:-1])
+    return {"w": jax.random.normal(key, shape) * math.sqrt(variance), "b": jnp.zeros(shape[-1])}
 
 
 def _linear(params: Params, x: Array) -> Array:

@@ -11,88 +11,70 @@ from typing import Any
 
 import ipywidgets
 from IPython.display import display
+from ipywidgets import Widget
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from dlscale import figures
 
 Update = Callable[..., Iterable[Artist] | None]
+Make = Callable[[Figure], Update]
+Alt = Callable[..., str]
 
 explorers: list[Explorer] = []  # those of this kernel, for `check_extremes`
 
 
-def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> ipywidgets.Widget:
-    """A slider over the given values, in their order, even or not; it starts at `value`, or in the middle."""
+def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Widget:
+    """A slider over the given values, in their order, even or not; it starts at `value`, or in the middle.
+
+    Raises ValueError if `value` is not among them.
+    """
     values = list(values)
     start = values[len(values) // 2] if value is None else value
     if start not in values:
         raise ValueError(f"The slider {label!r} starts at {start!r}, which is not among its values: {values!r}.")
-    return ipywidgets.SelectionSlider(
-        options=[(text.format(v), v) for v in values], value=start, description=label, **_looks(label)
-    )
+    return ipywidgets.SelectionSlider(options=[(text.format(v), v) for v in values], value=start, **_looks(label))
 
 
-def menu(label: str, options: Sequence[str], value: str | None = None) -> ipywidgets.Widget:
+def menu(label: str, options: Sequence[str], value: str | None = None) -> Widget:
     """A drop-down menu; it starts at `value`, or at the first option."""
-    return ipywidgets.Dropdown(
-        options=list(options), value=options[0] if value is None else value, description=label, **_looks(label)
-    )
+    return ipywidgets.Dropdown(options=list(options), value=options[0] if value is None else value, **_looks(label))
 
 
 def _looks(label: str) -> dict[str, Any]:
-    # the tooltip gives the control its accessible name
-    return {
-        "tooltip": label,
-        "style": {"description_width": "9em"},
-        "layout": {"width": "32em", "max_width": "98%"},
-    }
+    looks = {"style": {"description_width": "9em"}, "layout": {"width": "32em", "max_width": "98%"}}
+    return looks | {"description": label, "tooltip": label}  # the tooltip is the control's accessible name
 
 
-def predict(question: str, options: Sequence[str]) -> ipywidgets.Widget:
+def predict(question: str, options: Sequence[str]) -> Widget:
     """Ask for a guess before an experiment. The returned widget's `value` is the reader's choice, None before it."""
-    guess = ipywidgets.RadioButtons(
-        options=list(options), value=None, layout={"width": "max-content"}, tooltip=question
-    )
+    layout = {"width": "max-content"}
+    guess = ipywidgets.RadioButtons(options=list(options), value=None, layout=layout, tooltip=question)
     display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{html.escape(question)}</b>"), guess]))
     return guess
 
 
-def explore(
-    make: Callable[[Figure], Update],
-    *,
-    alt: Callable[..., str],
-    width: float = 7.2,
-    height: float = 3.4,
-    **controls: ipywidgets.Widget,
-) -> None:
-    """Show a figure that follows its controls.
+def explore(make: Make, *, alt: Alt, width: float = 7.2, height: float = 3.4, **controls: Widget) -> None:
+    """Show a figure of width × height inches that follows its controls; it stays as a picture in a saved notebook.
 
     `make(figure)` draws what stays and returns `update(**values)`, which moves what moves and returns those artists;
     only they are drawn again, over the rest. It returns None where axes or titles changed: then all is drawn again.
     `alt(**values)` says in a sentence what is to be seen; it stands under the figure and in the saved picture.
     `controls` are widgets with a `value`, such as `slider` and `menu` make. An error in `update` is shown in place of
-    the figure. The picture stays in a saved notebook.
+    the figure.
     """
-    explorers.append(Explorer(make, alt, width, height, controls))
+    explorers.append(Explorer(make, alt, Figure((width, height), dpi=100, layout="constrained"), controls))
 
 
 class Explorer:
     """What `explore` shows: controls, figure and caption."""
 
-    def __init__(
-        self,
-        make: Callable[[Figure], Update],
-        alt: Callable[..., str],
-        width: float,
-        height: float,
-        controls: dict[str, ipywidgets.Widget],
-    ) -> None:
-        self.controls, self.alt = controls, alt
+    def __init__(self, make: Make, alt: Alt, figure: Figure, controls: dict[str, Widget]) -> None:
+        self.alt, self.figure, self.controls = alt, figure, controls
         self.lock = threading.Lock()  # callbacks come on another thread than cells do
         self.error: BaseException | None = None
-        self.figure = Figure((width, height), dpi=100, layout="constrained")
-        self.canvas = figures.FigureCanvasAgg(self.figure)
-        self.update = make(self.figure)
+        self.canvas = figures.FigureCanvasAgg(figure)
+        self.update = make(figure)
         self.background: Any = None
         self.moving: list[Artist] = []
         self.caption = ipywidgets.HTML()
@@ -139,6 +121,14 @@ class Explorer:
                 bundle, metadata = {"text/plain": f"This setting failed: {error!r}"}, {}
             self.handle.update(bundle, raw=True, metadata=metadata)
 
+    def at(self, values: dict[str, Any]) -> bytes:
+        """Set controls and return the picture. Raises AssertionError if its callback failed."""
+        for name, value in values.items():
+            self.controls[name].value = value
+        if self.error:
+            raise AssertionError(f"Explorer {explorers.index(self)} failed at {values}.") from self.error
+        return self.picture
+
 
 def check_extremes() -> None:
     """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
@@ -148,28 +138,16 @@ def check_extremes() -> None:
     for number, explorer in enumerate(explorers):
         start = {name: control.value for name, control in explorer.controls.items()}
         ends = {name: _ends(control) for name, control in explorer.controls.items()}
-
-        def picture(values: dict[str, Any], number: int = number, explorer: Explorer = explorer) -> bytes:
-            for name, value in values.items():
-                explorer.controls[name].value = value
-            if explorer.error:
-                raise AssertionError(f"Explorer {number} failed at {values}.") from explorer.error
-            return explorer.picture
-
         for name, values in ends.items():
-            if len({picture(start | {name: value}) for value in values}) < 2:
+            if len({explorer.at(start | {name: value}) for value in values}) < 2:
                 raise AssertionError(f"Control {name!r} of explorer {number} never changed the picture.")
         for corner in itertools.product(*((values[0], values[-1]) for values in ends.values())):
-            picture(dict(zip(ends, corner, strict=True)))
-        picture(start)
+            explorer.at(dict(zip(ends, corner, strict=True)))
+        explorer.at(start)
 
 
-def _ends(control: ipywidgets.Widget) -> list[Any]:
-    if isinstance(control, ipywidgets.Dropdown | ipywidgets.RadioButtons | ipywidgets.ToggleButtons):
-        return [value for _, value in control._options_full]
+def _ends(control: Widget) -> list[Any]:
     if hasattr(control, "options"):
-        options = [value for _, value in control._options_full]
-        return [options[0], options[-1]]
-    if isinstance(control, ipywidgets.Checkbox | ipywidgets.ToggleButton):
-        return [False, True]
-    return [control.min, control.max]
+        values = [value for _, value in control._options_full]
+        return [values[0], values[-1]] if isinstance(control, ipywidgets.SelectionSlider) else values
+    return [False, True] if isinstance(control.value, bool) else [control.min, control.max]

@@ -274,6 +274,16 @@ def test_damaged_cifar_archive(tmp_path, keep):
         data.load("cifar10", folder=tmp_path)
 
 
+def test_a_complete_cifar_archive_counts_before_incomplete_files(tmp_path):
+    inner = tmp_path / "cifar-10-batches-bin"
+    inner.mkdir()
+    images, _ = write_cifar(inner)
+    pack_cifar(inner, tmp_path)
+    (inner / "data_batch_1.bin").write_bytes(b"spoiled")
+    (inner / "data_batch_2.bin").unlink()
+    np.testing.assert_array_equal(np.round(data.load("cifar10", folder=tmp_path).x_train[:4] * 255), images)
+
+
 def test_missing_cifar_batch(tmp_path):
     write_cifar(tmp_path)
     (tmp_path / "data_batch_3.bin").unlink()

@@ -131,7 +131,7 @@ def test_connecting_after_jax_has_started_says_what_to_do():
 
 def test_a_container_limit_counts_before_the_machine(monkeypatch):
     files = {"cpu.max": "150000 100000", "memory.max": str(2**30), "memory.current": str(2**28)}
-    monkeypatch.setattr(devices, "_cgroup", lambda name: files[name])
+    monkeypatch.setattr(devices, "_text", lambda path: files[path.rpartition("/")[2]])
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     assert devices.cores() == 1
     memory = devices.memory()

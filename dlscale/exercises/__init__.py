@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ from dlscale.checks import known
 
 
 class AnswerError(Exception):
-    """An answer failed while it was checked; the message is the end of a sentence that says how."""
+    """An answer failed in another process, while it was checked there; the message describes the error."""
 
 
 class _Blank(Exception):
-    pass
+    """`...` stands where the answer should be."""
 
 
 @dataclass
@@ -55,13 +54,13 @@ class Exercise:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a reader's NaN is told in the line, not on stderr
-                what = self.wrong(_watched(_filled(answer)))
+                what = self.wrong(_filled(answer))
         except _Blank:
             return False, "no answer yet"
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # an answer may raise anything, even SystemExit
-            what = str(error) if isinstance(error, AnswerError) else f"checking it raised {describe(error)}"
+            what = f"checking it raised {error if isinstance(error, AnswerError) else describe(error)}"
         return (True, f"✓ right: {self.right}") if what is None else (False, f"not yet: {shorten(what)}")
 
     def hint(self) -> None:
@@ -73,12 +72,6 @@ class Exercise:
     def solution(self) -> None:
         """Print the code of the reference solution."""
         print(self.code.strip())
-
-    def reference(self) -> Any:
-        """Run the reference solution and return its answer."""
-        namespace = dict(vars(sys.modules[self.wrong.__module__]))
-        exec(self.code, namespace)
-        return namespace[self.answer]
 
 
 def exercise(identity: str) -> Exercise:
@@ -98,11 +91,10 @@ def compare(what: str, answer: object, expected: ArrayLike, tolerance: float = 1
     expected = np.asarray(expected, dtype=float)
     try:
         numbers = np.asarray(answer)
-        numeric = numbers.dtype.kind in "iufV"  # V: the short floats of ml_dtypes
-        numbers = numbers.astype(float) if numeric else numbers
+        if numbers.dtype.kind not in "iufV":  # V: the short floats of ml_dtypes
+            raise TypeError
+        numbers = numbers.astype(float)
     except (TypeError, ValueError):
-        numeric = False
-    if not numeric:
         return f"{what} must be {'made of numbers' if expected.ndim else 'a number'}, not {type(answer).__name__}."
     if numbers.shape != expected.shape:
         return f"{what} has shape {numbers.shape}, but should have {expected.shape}."
@@ -117,18 +109,13 @@ def compare(what: str, answer: object, expected: ArrayLike, tolerance: float = 1
     return f"{what} is not {numbers:.4g}: that is too {'large' if difference > 0 else 'small'}."
 
 
-def _filled(answer: object) -> object:
-    """Return the answer. Raises _Blank if `...` stands in it, at any depth."""
+def _filled(answer: Any) -> Any:
+    """Return the answer. Raises _Blank if `...` stands in it, at any depth; a function raises it if it returns such."""
     if answer is ...:
         raise _Blank
     if isinstance(answer, list | tuple | dict):
         for part in answer.values() if isinstance(answer, dict) else answer:
             _filled(part)
-    return answer
-
-
-def _watched(answer: Any) -> Any:
-    """Make a function that still returns `...` count as no answer."""
     return (lambda *args, **kwargs: _filled(answer(*args, **kwargs))) if callable(answer) else answer
 
 
