@@ -376,7 +376,8 @@ def test_compare_keeps_the_tolerance(expected, error):
 def test_compare_says_what_is_wrong():
     assert compare("It", 41, 42) == "It is not 41: that is too small."
     assert compare("It", 43, 42) == "It is not 43: that is too large."
-    assert compare("It", [1, 2, 4], [1, 2, 3]) == "It differs in 1 of 3 entries."
+    assert compare("It", [1, 2, 4], [1, 2, 3]) == "It differs in 1 of 3 entries, first at [2]."
+    assert compare("It", [1, 2], [1, 2, 3]) == "It has 2 numbers, but should have 3."
     assert compare("It", [[1, 2]], [1, 2]) == "It has shape (1, 2), but should have (2,)."
     assert compare("It", [1, math.nan], [1, 2]) == "It is not finite."
     assert compare("It", "1", 1) == "It must be a number, not str."

@@ -97,6 +97,8 @@ def compare(what: str, answer: object, expected: ArrayLike, tolerance: float = 1
     except (TypeError, ValueError):
         return f"{what} must be {'made of numbers' if expected.ndim else 'a number'}, not {type(answer).__name__}."
     if numbers.shape != expected.shape:
+        if numbers.ndim == expected.ndim == 1:
+            return f"{what} has {len(numbers)} numbers, but should have {len(expected)}."
         return f"{what} has shape {numbers.shape}, but should have {expected.shape}."
     if not np.isfinite(numbers).all():
         return f"{what} is not finite."
@@ -105,7 +107,8 @@ def compare(what: str, answer: object, expected: ArrayLike, tolerance: float = 1
     if not far.any():
         return None
     if expected.ndim:
-        return f"{what} differs in {np.count_nonzero(far)} of {far.size} entries."
+        first = ", ".join(map(str, np.argwhere(far)[0]))
+        return f"{what} differs in {np.count_nonzero(far)} of {far.size} entries, first at [{first}]."
     return f"{what} is not {numbers:.4g}: that is too {'large' if difference > 0 else 'small'}."
 
 
