@@ -151,7 +151,7 @@ def test_blank_reference_and_wrong_answers(grade, reference):
     assert scores(rows["reference"]) == ["1", "1", "1", "3"] and rows["reference"]["remarks"] == ""
     assert scores(rows["wrong"]) == ["0", "0", "0", "0"]
     assert "demo-number: not yet: The product is not 41: that is too small." in rows["wrong"]["remarks"]
-    assert "demo-double: not yet: Twice x differs in 2 of 3 entries." in rows["wrong"]["remarks"]
+    assert "demo-double: not yet: Twice x differs in 2 of 3 entries, first at [1]." in rows["wrong"]["remarks"]
     assert rows["wrong"]["notebook"] == "01_demo"
 
 
