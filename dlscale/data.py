@@ -107,8 +107,7 @@ def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> 
         members = generator.permutation(np.flatnonzero(dataset.y_train == label))
         held_out[members[: round(fraction * len(members))]] = True
     if held_out.all() or not held_out.any():
-        side = "training" if held_out.all() else "validation"
-        raise ValueError(f"fraction={fraction!r} of {len(held_out)} examples leaves no {side} example.")
+        raise ValueError(f"fraction={fraction!r} of {len(held_out)} examples leaves no example on one side.")
     x, y = dataset.x_train, dataset.y_train
     arrays = {"x_train": x[~held_out], "y_train": y[~held_out], "x_test": x[held_out], "y_test": y[held_out]}
     return replace(dataset, name=f"{dataset.name}_validation", **_read_only(arrays))

@@ -79,7 +79,7 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
         keys = jax.random.split(key, len(sizes) - 1)
         params = {f"dense{i}": _layer(keys[i - 1], sizes[i - 1], sizes[i], activation=activation) for i in hidden}
         params |= {f"norm{i}": _norm_init(sizes[i]) for i in hidden if norm}
-        return params | {"output": _layer(keys[-1], *sizes[-2:])}
+        return _draw(params | {"output": _layer(keys[-1], *sizes[-2:])})
 
     def apply(params: Params, x: Array) -> Array:
         x = x.reshape(len(x), -1)
@@ -107,7 +107,7 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
     def init(key: Array) -> Params:
         *keys, last = jax.random.split(key, 5)
         params = {name: _layer(k, *sizes[name], activation="relu") for name, k in zip(sizes, keys, strict=True)}
-        return params | {"output": _layer(last, 84, classes)}
+        return _draw(params | {"output": _layer(last, 84, classes)})
 
     def apply(params: Params, x: Array) -> Array:
         for name in ("conv1", "conv2"):  # pooling first: max and ReLU commute, and ReLU then has less to do
@@ -153,7 +153,7 @@ def resnet(
             if skip and stride == 2:
                 params[name]["shortcut"] = _layer(key_shortcut, 1, 1, channels, out)
             channels = out
-        return params | {"output": _layer(next(keys), channels, classes)}
+        return _draw(params | {"output": _layer(next(keys), channels, classes)})
 
     def layer(p: Params, x: Array, stride: int = 1) -> Array:
         return normalize(p, conv2d(x, p["w"], stride) + p["b"])
@@ -187,7 +187,7 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         # orthogonal (Saxe et al. 2014): products over many steps neither vanish nor explode at the start
         w = jnp.concatenate(list(jnp.linalg.qr(w)[0]), axis=1)
         params = {"input": _layer(inputs, features, gates * hidden) | {"b": bias.reshape(-1)}, "recurrent": {"w": w}}
-        return params | {"output": _layer(output, hidden, classes)}
+        return _draw(params | {"output": _layer(output, hidden, classes)})
 
     def step(u: Array, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], None]:
         h, c = state
@@ -258,7 +258,20 @@ def max_pool(x: Array) -> Array:
 def _layer(key: Array, *shape: int, activation: str = "linear") -> Params:
     """Biases (shape[-1],) and weights of this shape: whatever is not an output of the layer is an input of it."""
     variance = (2.0 if activation == "relu" else 1.0) / math.prod(shape[:-1])
-    return {"w": jax.random.normal(key, shape) * math.sqrt(variance), "b": jnp.zeros(shape[-1])}
+    return {"w": (key, shape, math.sqrt(variance)), "b": jnp.zeros(shape[-1])}
+
+
+def _draw(params: Params) -> Params:
+    """Draw all (key, shape, deviation) in one go: a generator for each layer would triple the compile time."""
+    leaves, tree = jax.tree.flatten(params, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    keys, shapes, _ = zip(*(leaf for leaf in leaves if isinstance(leaf, tuple)), strict=True)
+    longest = max(map(math.prod, shapes))
+    normals = iter(jax.vmap(lambda key: jax.random.normal(key, (longest,)))(jnp.stack(keys)))
+
+    def weights(_: Array, shape: tuple[int, ...], deviation: float) -> Array:
+        return next(normals)[: math.prod(shape)].reshape(shape) * deviation
+
+    return jax.tree.unflatten(tree, [weights(*leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves])
 
 
 def _linear(params: Params, x: Array) -> Array:

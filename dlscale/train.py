@@ -170,8 +170,7 @@ def sweep(
 
     shape = tuple(len(values) for values in axes.values())
     params, history = jax.tree.map(lambda *leaves: np.stack(leaves).reshape(shape + leaves[0].shape), *results)
-    steps = len(dataset.x_train) // batch_size
-    history = history._replace(evaluated_at=steps * (segments + eval_every))
+    history = history._replace(evaluated_at=len(dataset.x_train) // batch_size * (segments + eval_every))
     return Sweep(axes, history, _first_bad(history.loss), params)
 
 
