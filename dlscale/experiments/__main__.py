@@ -1,0 +1,5 @@
+import sys
+
+from dlscale.experiments import main
+
+sys.exit(main())
