@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -257,6 +258,19 @@ def test_library_of_a_notebook_is_what_it_imports_in_turn():
     imported = notebooks._modules(nbformat.v4.new_notebook(cells=[cell]))
     assert {"dlscale", "dlscale.statistics", "dlscale.checks"} <= imported
     assert "dlscale.train" not in imported
+
+
+def test_a_record_belongs_to_the_library_of_a_notebook_that_reads_it(tmp_path, monkeypatch):
+    (tmp_path / "data" / "results").mkdir(parents=True)
+    shutil.copytree(notebooks.ROOT / "dlscale", tmp_path / "dlscale")
+    (tmp_path / "data" / "SHA256SUMS").write_text("")
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    cell = nbformat.v4.new_code_cell('from dlscale import experiments\nexperiments.record("toy-rates")', id="a")
+    hashes = []
+    for name, content in (("toy-rates", "1"), ("toy-rates", "2"), ("toy-batches", "3")):
+        (tmp_path / "data" / "results" / f"{name}.json").write_text(content)
+        hashes.append(notebooks.hashes(nbformat.v4.new_notebook(cells=[cell]), "01_sample")["library"])
+    assert hashes[0] != hashes[1] == hashes[2]
 
 
 def test_store_keeps_the_file_when_a_cell_fails(tmp_path):

@@ -78,7 +78,7 @@ def _sha256(texts: Iterable[str]) -> str:
 
 
 def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
-    """Yield the text of all that the notebook's results hang on: modules, exercises, claims, contents and data."""
+    """Yield the text of all that the notebook's results hang on: modules, exercises, claims, records, data."""
     package, modules = ROOT / "dlscale", _modules(notebook)
     for module in sorted(modules):
         yield _module_file(module).read_text(encoding="utf-8")
@@ -90,6 +90,9 @@ def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
         yield repr({key: claim for key, claim in claims.items() if claim["notebook"] == name})
         if "course_map(" in _code(notebook) or "contents(" in _code(notebook):
             yield (package / "contents.toml").read_text(encoding="utf-8")
+    if "dlscale.experiments" in modules:
+        records = sorted((ROOT / "data" / "results").glob("*.json"))  # each knows the code that made it
+        yield from (path.read_text(encoding="utf-8") for path in records if path.stem in _code(notebook))
     if "dlscale.data" in modules:
         yield (ROOT / "data" / "SHA256SUMS").read_text(encoding="utf-8")
 
