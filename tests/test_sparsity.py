@@ -1,0 +1,302 @@
+"""Masks, masked training and encodings by their laws: densities, whole groups, zeros that stay, bits that decode."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlscale import models, sparsity
+
+DENSE, CONV = (8, 12), (3, 3, 4, 8)
+SERVED = [(DENSE, name) for name in ("weight", "filter", "block", "2:4", "1:2")]
+SERVED += [(CONV, name) for name in ("weight", "vector", "kernel", "filter", "block", "2:4")]
+DENSITIES = st.floats(0.01, 1)
+
+
+def weights(shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def groups(array, granularity, block=4):
+    """(groups, weights of a group), gathered by hand."""
+    array = np.asarray(array)
+    match granularity:
+        case "weight":
+            return array.reshape(-1, 1)
+        case "filter":
+            return array.reshape(-1, array.shape[-1]).T
+        case "kernel":
+            return np.array([array[..., i, o].ravel() for i, o in np.ndindex(*array.shape[2:])])
+        case "vector":
+            return np.array([array[r, :, i, o] for r, i, o in np.ndindex(array.shape[0], *array.shape[2:])])
+    size, width = (block, block) if granularity == "block" else (int(granularity[-1]), 1)
+    flat = array.reshape(-1, *array.shape[-2:])
+    cuts = [part for matrix in flat for rows in np.split(matrix, matrix.shape[0] // size) for part in
+            np.split(rows, matrix.shape[1] // width, axis=1)]  # fmt: skip
+    return np.array([cut.ravel() for cut in cuts])
+
+
+# Masks
+
+
+@pytest.mark.parametrize("shape, granularity", [pair for pair in SERVED if ":" not in pair[1]])
+@settings(max_examples=25, deadline=None)
+@given(density=DENSITIES, seed=st.integers(0, 99))
+def test_a_mask_keeps_whole_groups_the_largest_and_as_many_as_asked(shape, granularity, density, seed):
+    w = weights(shape, seed)
+    keep = groups(sparsity.mask(w, density, granularity), granularity)
+    whole = keep[:, 0]
+    assert set(np.unique(keep)) <= {0, 1}
+    np.testing.assert_array_equal(keep, np.broadcast_to(whole[:, None], keep.shape))
+    assert whole.sum() == max(round(density * len(whole)), 1)
+    sizes = np.abs(groups(w, granularity)).mean(1)
+    assert sizes[whole == 1].min() >= sizes[whole == 0].max(initial=0) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("shape, pattern", [pair for pair in SERVED if ":" in pair[1]])
+def test_n_of_m(shape, pattern):
+    few, many = map(int, pattern.split(":"))
+    w = weights(shape)
+    keep, size = groups(sparsity.mask(w, few / many, pattern), pattern), np.abs(groups(w, pattern))
+    assert (keep.sum(1) == few).all()
+    assert (np.where(keep == 1, size, np.inf).min(1) >= np.where(keep == 0, size, 0).max(1)).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(density=DENSITIES, scale=st.floats(0.01, 100), granularity=st.sampled_from(["weight", "filter"]))
+def test_global_masks_share_one_threshold(density, scale, granularity):
+    params = {"a": weights(DENSE), "b": weights(CONV, 1) * scale, "bias": jnp.zeros(3)}
+    keep = sparsity.mask(params, density, granularity, scope="global")
+    assert (keep["bias"] == 1).all()
+    kept = {name: groups(keep[name], granularity)[:, 0] for name in "ab"}
+    size = {name: np.abs(groups(params[name], granularity)).mean(1) for name in "ab"}
+    total, largest = (
+        sum(params[name].size for name in "ab"),
+        max(groups(keep[name], granularity).shape[1] for name in "ab"),
+    )
+    count = sum(float(keep[name].sum()) for name in "ab")
+    assert abs(count - density * total) <= largest / 2 + 1e-3 or sum(part.sum() for part in kept.values()) == 1
+    least = min(size[name][kept[name] == 1].min(initial=np.inf) for name in "ab")
+    assert all(size[name][kept[name] == 0].max(initial=0) <= least * (1 + 1e-6) for name in "ab")
+
+
+def test_equal_weights_are_kept_in_order_and_density_may_be_traced():
+    w = jnp.ones((4, 5))
+    np.testing.assert_array_equal(sparsity.mask(w, 0.35).ravel(), np.arange(20) < 7)
+    for shape, granularity in SERVED[:3]:
+        traced = jax.jit(functools.partial(sparsity.mask, granularity=granularity))
+        for density in (0.05, 0.3, 1.0):
+            args = (weights(shape), density)
+            np.testing.assert_array_equal(traced(*args), sparsity.mask(*args, granularity=granularity))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((jnp.ones(DENSE), 0), "density"),
+        ((jnp.ones(DENSE), 1.01), "density"),
+        ((jnp.ones(DENSE), math.nan), "density"),
+        ((jnp.ones(DENSE), 0.5, "colum"), "granularity"),
+        ((jnp.ones(DENSE), 0.5, "kernel"), "convolution"),
+        ((jnp.ones(DENSE), 0.5, "vector"), "convolution"),
+        ((jnp.ones((8, 10)), 0.5, "block"), "multiples of 4 × 4"),
+        ((jnp.ones((6, 10)), 0.5, "2:4"), "multiples of 4 × 1"),
+        ((jnp.ones(DENSE), 0.25, "2:4"), "2:4 has density 0.5"),
+        ((jnp.ones(DENSE), 0.5, "5:4"), "5:4"),
+        ((jnp.ones(DENSE), 0.5, "0:4"), "0:4"),
+        ((jnp.ones(DENSE), 0.5, "weight", "model"), "scope"),
+        ((jnp.ones(DENSE), 0.5, "block", "layer", 0), "block"),
+        (({"w": jnp.ones(DENSE), "v": jnp.zeros(CONV)}, 0.5), "zero throughout"),
+        (({"b": jnp.ones(3)}, 0.5), "nothing to prune"),
+    ],
+)
+def test_masks_that_cannot_be(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sparsity.mask(*arguments)
+
+
+# Training
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adamw": optax.adamw(0.01, weight_decay=0.1),
+    "rmsprop": optax.rmsprop(0.01, momentum=0.9),
+    "lars": optax.lars(0.1, weight_decay=0.01),
+    "decay": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1, momentum=0.9)),
+}
+NET = models.mlp((6, 10, 3))
+X, Y = weights((20, 6), 7), jnp.arange(20) % 3
+
+
+def loss(params):
+    return optax.softmax_cross_entropy_with_integer_labels(NET.apply(params, X), Y).mean()
+
+
+def train(optimizer, params, steps):
+    """All parameters after each step, and the last state."""
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    (_, state), path = jax.jit(lambda params: jax.lax.scan(step, (params, optimizer.init(params)), length=steps))(
+        params
+    )
+    return path, state
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_pruned_weights_stay_zero_with_every_optimizer(name):
+    params = NET.init(jax.random.key(0))
+    keep = sparsity.mask(params, 0.3)
+    path, state = train(sparsity.masked(OPTIMIZERS[name], keep), params, 12)
+    for w, k in zip(jax.tree.leaves(path), jax.tree.leaves(keep), strict=True):
+        w, k = np.asarray(w), np.broadcast_to(k, w.shape)
+        assert (w[k == 0] == 0).all(), "exactly"
+        assert (w[-1][k[-1] == 1] != 0).any()
+    assert int(state.step) == 12
+
+
+def test_a_mask_of_ones_changes_nothing():
+    params = NET.init(jax.random.key(0))
+    masked, _ = train(sparsity.masked(OPTIMIZERS["momentum"], jax.tree.map(jnp.ones_like, params)), params, 5)
+    plain, _ = train(OPTIMIZERS["momentum"], params, 5)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), masked, plain))
+
+
+def test_a_masked_run_equals_one_on_the_smaller_net():
+    """Hidden units that are cut off might as well not be there."""
+    params = NET.init(jax.random.key(0))
+    keep = jax.tree.map(jnp.ones_like, params)
+    for name in "wb":
+        keep["dense1"][name] = keep["dense1"][name].at[..., 4:].set(0)
+    keep["output"]["w"] = keep["output"]["w"].at[4:].set(0)
+    path, _ = train(sparsity.masked(OPTIMIZERS["momentum"], keep), jax.tree.map(jnp.multiply, params, keep), 20)
+    small = {"dense1": {name: leaf[..., :4] for name, leaf in params["dense1"].items()},
+             "output": {"w": params["output"]["w"][:4], "b": params["output"]["b"]}}  # fmt: skip
+    wanted, _ = train(OPTIMIZERS["momentum"], small, 20)
+    np.testing.assert_allclose(path["dense1"]["w"][..., :4], wanted["dense1"]["w"], rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(path["output"]["b"], wanted["output"]["b"], rtol=2e-4, atol=1e-6)
+
+
+def test_gradual_pruning_follows_its_schedule_and_never_brings_a_weight_back():
+    params, every = NET.init(jax.random.key(0)), 3
+    schedule = optax.polynomial_schedule(1.0, 0.2, power=3, transition_steps=20, transition_begin=4)
+    path, _ = train(sparsity.masked(OPTIMIZERS["adamw"], sparsity.gradual(schedule, every)), params, 40)
+    for name in ("dense1", "output"):
+        zero = np.asarray(path[name]["w"]) == 0
+        assert (zero[1:] >= zero[:-1]).all()
+        for step in range(40):
+            density = float(schedule(step // every * every))
+            assert zero[step].size - zero[step].sum() == round(density * zero[step].size), step
+        assert (np.asarray(path[name]["b"][-1]) != 0).all()
+
+
+def test_the_threshold_rises_as_in_narang_et_al():
+    """Every weight is pruned when the paper's threshold first exceeds it."""
+    quantile, start, ramp, end, every = 0.8, 6, 20, 40, 4
+    params = {"w": jnp.linspace(0.01, 1, 100).reshape(10, 10)}
+    update = jax.jit(sparsity.gradual_threshold(quantile, start, ramp, end, every))
+    theta = 2 * quantile * every / (2 * (ramp - start) + 3 * (end - ramp))
+    keep, threshold = {"w": jnp.ones((10, 10))}, 0.0
+    for step in range(60):
+        keep = update(step, params, keep, None)
+        if start < step < end and step % every == 0:
+            threshold = theta * (min(step, ramp) - start + 1) / every
+            threshold += 1.5 * theta * (step - ramp + 1) / every if step >= ramp else 0
+        np.testing.assert_array_equal(keep["w"], params["w"] >= np.float32(threshold), err_msg=str(step))
+    assert 0.6 * quantile < threshold <= quantile * 1.1
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: sparsity.gradual(lambda step: 1.0, 0), "every"),
+        (lambda: sparsity.gradual_threshold(0.1, 5, 5, 9, 1), "start < ramp < end"),
+        (lambda: sparsity.gradual_threshold(0.0, 1, 5, 9, 1), "quantile"),
+        (lambda: sparsity.gradual_threshold(0.1, 1, 5, 9, 0), "every"),
+        (lambda: (o := sparsity.masked(optax.sgd(1), 1.0)).update(1.0, o.init(1.0)), "parameters"),
+    ],
+)
+def test_training_that_cannot_be(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# Encodings
+
+
+@pytest.mark.parametrize("shape, granularity", [pair for pair in SERVED if ":" not in pair[1]])
+@settings(max_examples=15, deadline=None)
+@given(
+    density=DENSITIES,
+    encoding=st.sampled_from(sparsity.ENCODINGS),
+    index_bits=st.integers(1, 12),
+    dtype=st.sampled_from(["float32", "float16"]),
+)
+def test_decoding_gives_back_what_was_encoded(shape, granularity, density, encoding, index_bits, dtype):
+    w = np.asarray(weights(shape) * sparsity.mask(weights(shape), density, granularity), dtype)
+    bits = None if encoding == "csr" else index_bits
+    encoded = sparsity.encode(w, encoding, granularity, bits, dtype)
+    back = sparsity.decode(encoded)
+    np.testing.assert_array_equal(back, w)
+    assert back.dtype == dtype
+    assert encoded.bits == len(encoded.payload)
+    assert set(np.unique(encoded.payload)) <= {0, 1}
+    assert sparsity.stored_bits(w != 0, encoding, granularity=granularity, index_bits=bits, dtype=dtype) == encoded.bits
+
+
+@settings(max_examples=30, deadline=None)
+@given(density=DENSITIES, index_bits=st.integers(1, 8), seed=st.integers(0, 99))
+def test_bits_by_hand(density, index_bits, seed):
+    w = np.asarray(weights(DENSE, seed) * sparsity.mask(weights(DENSE, seed), density))
+    n, kept = w.size, np.count_nonzero(w)
+    assert sparsity.stored_bits(w, "dense") == 32 * n
+    assert sparsity.stored_bits(w, "bitmap", dtype="float16") == n + 16 * kept
+    csr = scipy.sparse.csr_array(w)
+    assert sparsity.stored_bits(w, "csr") == 32 * len(csr.indptr) + 4 * len(csr.indices) + 32 * len(csr.data)
+    gaps = np.diff(np.flatnonzero(w), prepend=-1) - 1
+    fillers = (gaps // 2**index_bits).sum()
+    assert sparsity.stored_bits(w, "relative", index_bits=index_bits) == (32 + index_bits) * (kept + fillers)
+
+
+def test_blocks_in_csr_as_scipy_has_them():
+    w = np.asarray(weights(DENSE) * sparsity.mask(weights(DENSE), 0.5, "block"))
+    bsr = scipy.sparse.bsr_array(w, blocksize=(4, 4))
+    bits = 32 * len(bsr.indptr) + 2 * len(bsr.indices) + 32 * bsr.data.size
+    assert sparsity.stored_bits(w, "csr", granularity="block") == bits
+
+
+def test_a_group_shares_its_index_and_small_arrays_are_dense():
+    keep = sparsity.mask({"w": weights(CONV), "b": jnp.zeros(8)}, 0.5, "kernel")
+    assert sparsity.stored_bits(keep, "bitmap", granularity="kernel") == 32 + 16 * 9 * 32 + 8 * 32
+    nothing = sparsity.encode(np.zeros(DENSE, np.float32), "relative")
+    assert nothing.bits == 0
+    assert (sparsity.decode(nothing) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((np.ones(DENSE), "zip"), "encoding"),
+        ((np.ones(DENSE), "csr", "weight", 3), "at least 4 bits"),
+        ((np.ones(DENSE), "relative", "weight", 0), "index_bits"),
+        ((np.ones(DENSE), "relative", "kernel"), "convolution"),
+        ((np.ones(DENSE), "relative", "weight", 4, "int8"), "dtype"),
+    ],
+)
+def test_encodings_that_cannot_be(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        sparsity.encode(*arguments)
