@@ -1,0 +1,513 @@
+"""Collective operations written with one instruction, `jax.lax.ppermute`: "send this array to that worker".
+
+Each function says what one worker does with its array x, and names the axis of workers. It runs unchanged under
+`jax.vmap(…, axis_name=…)` (with `jax.jit` outside, not inside), `jax.pmap`, `jax.shard_map`, and in processes joined by
+`dlscale.devices.connect`. All workers call it with arrays of one shape and dtype. `groups` restricts it to groups of
+workers, which work side by side: lists of workers, all equally long, none twice; the result means nothing to others.
+
+`schedule` reads from the traced program who sends how much to whom in which round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from dlscale import checks
+
+Groups = Sequence[Sequence[int]]
+Op = Callable[[Array, Array], Array]
+Pairs = list[tuple[int, int]]
+
+
+class _Group(NamedTuple):
+    """This worker's place: its position in its group, the groups' size, and how to send within all groups at once."""
+
+    axis_name: str
+    groups: Groups
+    position: Array
+    size: int
+
+    def send(self, x: Array, pairs: Pairs) -> Array:
+        """Send x from position to position. Who receives nothing gets zeros or, if idle, its own x."""
+        pairs = [(group[a], group[b]) for group in self.groups for a, b in pairs]
+        everybody = range(_workers(self.axis_name))
+        senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
+        pairs += [(w, w) for w in everybody if w not in senders | receivers]  # no message, and vmap wants them
+        try:
+            return lax.ppermute(x, self.axis_name, pairs)
+        except AssertionError:  # vmap takes only whole permutations: let the others send too, and throw that away
+            senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
+            others = zip(*([w for w in everybody if w not in busy] for busy in (senders, receivers)), strict=True)
+            received = lax.ppermute(x, self.axis_name, [*pairs, *others])
+            meant = jnp.asarray([w in receivers for w in everybody])[lax.axis_index(self.axis_name)]
+            return jnp.where(meant, received, jnp.zeros_like(x))
+
+    def shift(self, x: Array, by: int) -> Array:
+        """Send x to the position `by` further on, around the group."""
+        return self.send(x, [(a, (a + by) % self.size) for a in range(self.size)])
+
+    def table(self, values: Sequence[Any]) -> Array:
+        """values[position], for this worker."""
+        return jnp.asarray(values)[self.position]
+
+
+def _group(axis_name: str, groups: Groups | None) -> _Group:
+    workers = _workers(axis_name)
+    groups = [range(workers)] if groups is None else groups
+    members = [member for group in groups for member in group]
+    if not members or len({len(group) for group in groups}) > 1 or len(set(members)) < len(members):
+        raise ValueError(f"Groups are equally long and share no worker, unlike {groups!r}.")
+    if not all(0 <= member < workers for member in members):
+        raise ValueError(f"The workers of the axis {axis_name!r} are 0 to {workers - 1}, unlike those of {groups!r}.")
+    positions = np.zeros(workers, np.int32)
+    for group in groups:
+        positions[list(group)] = range(len(group))
+    return _Group(axis_name, groups, jnp.asarray(positions)[lax.axis_index(axis_name)], len(groups[0]))
+
+
+def _workers(axis_name: str) -> int:
+    try:
+        return lax.axis_size(axis_name)
+    except NameError:
+        how = f"jax.vmap(f, axis_name={axis_name!r}), jax.pmap or jax.shard_map"
+        raise NameError(f"No axis {axis_name!r} is bound here: call the function inside {how}.") from None
+
+
+def _relative(group: _Group, root: int) -> Array:
+    """The position counted from the root on. Raises ValueError for a root outside the group."""
+    checks.whole("root", root, low=0, high=group.size - 1)
+    return (group.position - root) % group.size
+
+
+def _parts(x: Array, group: _Group) -> None:
+    if x.ndim == 0 or x.shape[0] != group.size:
+        raise ValueError(
+            f"x needs one part for each of the {group.size} workers: shape ({group.size}, …), not {x.shape}."
+        )
+
+
+def _from_root(group: _Group, root: int, pairs: Pairs) -> Pairs:
+    return [((a + root) % group.size, (b + root) % group.size) for a, b in pairs]
+
+
+def _doublings(size: int) -> list[int]:
+    """1, 2, 4, … below size."""
+    return [2**k for k in range((size - 1).bit_length())]
+
+
+# One root
+
+
+def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+    """The root's x for all, by a binomial tree: in each round all who have it send it on, ⌈log₂ P⌉ rounds."""
+    group = _group(axis_name, groups)
+    place = _relative(group, root)
+    for d in _doublings(group.size):
+        pairs = [(a, a + d) for a in range(d) if a + d < group.size]
+        received = group.send(x, _from_root(group, root, pairs))
+        x = jnp.where((place >= d) & (place < 2 * d), received, x)
+    return x
+
+
+def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Groups | None = None) -> Array:
+    """All workers' x, combined by `op`, at the root, and zeros elsewhere: a broadcast backwards."""
+    group = _group(axis_name, groups)
+    place = _relative(group, root)
+    for d in reversed(_doublings(group.size)):
+        pairs = [(a + d, a) for a in range(d) if a + d < group.size]
+        received = group.send(x, _from_root(group, root, pairs))
+        x = jnp.where((place < d) & (place + d < group.size), op(x, received), x)
+    return jnp.where(place == 0, x, jnp.zeros_like(x))
+
+
+def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+    """Part i of the root's x (P, …) for worker i. Down a binomial tree, with half as much in each round."""
+    group = _group(axis_name, groups)
+    _parts(x, group)
+    place = _relative(group, root)
+    steps = _doublings(group.size)
+    x = jnp.roll(x, -root, axis=0)
+    x = jnp.pad(x, [(0, 2 ** len(steps) - group.size)] + [(0, 0)] * (x.ndim - 1))
+    for d in reversed(steps):
+        pairs = [(a, a + d) for a in range(0, group.size, 2 * d) if a + d < group.size]
+        received = group.send(x[d:], _from_root(group, root, pairs))
+        x = jnp.where(place % (2 * d) == d, received, x[:d])
+    return x[0]
+
+
+def gather(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+    """All workers' x as (P, …) at the root, and zeros elsewhere: a scatter backwards."""
+    group = _group(axis_name, groups)
+    place = _relative(group, root)
+    x = x[None]
+    for d in _doublings(group.size):
+        pairs = [(a + d, a) for a in range(0, group.size, 2 * d) if a + d < group.size]
+        x = jnp.concatenate([x, group.send(x, _from_root(group, root, pairs))])
+    return jnp.where(place == 0, jnp.roll(x[: group.size], root, axis=0), 0)
+
+
+# No root
+
+
+def all_gather(x: Array, axis_name: str, algorithm: str = "ring", groups: Groups | None = None) -> Array:
+    """All workers' x as (P, …), for all.
+
+    "ring": P - 1 rounds, each passes on what the last one brought. "bruck" (Bruck et al. 1997): ⌈log₂ P⌉ rounds, in
+    which what a worker has doubles.
+    """
+    checks.known("algorithm", algorithm, ("ring", "bruck"))
+    group = _group(axis_name, groups)
+    return _ring_gather(x, group) if algorithm == "ring" else _bruck_gather(x, group)
+
+
+def _ring_gather(x: Array, group: _Group, direction: int = 1) -> Array:
+    parts = jnp.zeros((group.size, *x.shape), x.dtype).at[group.position].set(x)
+
+    def step(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], None]:
+        parts, passing = carry
+        passing = group.shift(passing, direction)
+        return (parts.at[(group.position - direction * number) % group.size].set(passing), passing), None
+
+    return lax.scan(step, (parts, x), jnp.arange(1, group.size))[0][0]
+
+
+def _bruck_gather(x: Array, group: _Group) -> Array:
+    parts = x[None]  # those of the positions from this one on
+    for d in _doublings(group.size):
+        more = group.shift(parts[: min(d, group.size - d)], -d)
+        parts = jnp.concatenate([parts, more])
+    return parts[(jnp.arange(group.size) - group.position) % group.size]
+
+
+def reduce_scatter(
+    x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups | None = None
+) -> Array:
+    """Part i of all workers' x (P, …), combined by `op`, for worker i.
+
+    "ring": P - 1 rounds of one part. "halving": log₂ P rounds, half as much in each; for powers of two only.
+    Raises ValueError for another number of workers than the algorithm serves.
+    """
+    checks.known("algorithm", algorithm, ("ring", "halving"))
+    group = _group(axis_name, groups)
+    _parts(x, group)
+    if algorithm == "ring":
+        return _ring_scatter(x, group, op)
+    if group.size & (group.size - 1):
+        raise ValueError(f'"halving" needs a power of two of workers, not {group.size}: use "ring".')
+    return _halving_scatter(x, group, op)[0]
+
+
+def _ring_scatter(x: Array, group: _Group, op: Op, direction: int = 1) -> Array:
+    def step(passing: Array, number: Array) -> tuple[Array, None]:
+        return op(group.shift(passing, direction), x[(group.position - direction * number) % group.size]), None
+
+    first = x[(group.position - direction) % group.size]
+    return lax.scan(step, first, jnp.arange(2, group.size + 1))[0]
+
+
+def _exchange(x: Array, group: _Group, d: int) -> Array:
+    return group.send(x, [(a, a ^ d) for a in range(group.size)])
+
+
+def _halving_scatter(x: Array, group: _Group, op: Op) -> Array:
+    for d in reversed(_doublings(group.size)):
+        upper = (group.position & d) > 0
+        low, high = jnp.split(x, 2)
+        x = op(jnp.where(upper, high, low), _exchange(jnp.where(upper, low, high), group, d))
+    return x
+
+
+def _doubling_gather(x: Array, group: _Group) -> Array:
+    for d in _doublings(group.size):
+        other = _exchange(x, group, d)
+        x = jnp.where((group.position & d) > 0, jnp.concatenate([other, x]), jnp.concatenate([x, other]))
+    return x
+
+
+def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Groups | None = None) -> Array:
+    """Part i of worker j's x (P, …) becomes part j of worker i's result.
+
+    "pairwise": P - 1 rounds of one part, each straight to its place. "bruck": ⌈log₂ P⌉ rounds of half of the parts,
+    each of which travels by the binary digits of its way.
+    """
+    checks.known("algorithm", algorithm, ("pairwise", "bruck"))
+    group = _group(axis_name, groups)
+    _parts(x, group)
+    order = jnp.arange(group.size)
+    ways = x[(group.position + order) % group.size]  # by how far they have to go
+    if algorithm == "bruck":
+        for d in _doublings(group.size):
+            moving = np.flatnonzero(np.arange(group.size) & d)
+            ways = ways.at[moving].set(group.shift(ways[moving], d))
+    else:
+        ways = jnp.stack([ways[0], *(group.shift(ways[way], way) for way in range(1, group.size))])
+    return ways[(group.position - order) % group.size]
+
+
+# All-reduce
+
+ALGORITHMS = (
+    "ring", "bidirectional_ring", "tree", "butterfly", "rabenseifner", "torus", "hierarchical", "double_tree"
+)  # fmt: skip
+
+
+def all_reduce(
+    x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups | None = None, **options: Any
+) -> Array:
+    """All workers' x, combined by `op` element by element, for all.
+
+    - "ring" (the lecture's pipeline; Patarasuk & Yuan 2009): reduce-scatter and all-gather around a ring.
+    - "bidirectional_ring": one half of x around each way.
+    - "tree": reduce to worker 0, then broadcast.
+    - "butterfly": recursive doubling, everybody exchanges all with a partner twice as far away in each round.
+    - "rabenseifner" (2004; the lecture's RedScat+Gat): reduce-scatter by halving, all-gather by doubling.
+    - "torus", `sides`=(rows, columns): reduce-scatter along rows, all-reduce along columns, all-gather along rows.
+    - "hierarchical", `group_size`: reduce within groups, a ring of their first members, broadcast within groups (Jia
+      et al. 2018, arXiv:1807.11205).
+    - "double_tree", `chunks`: two trees, the inner workers of one the leaves of the other, each for half of x in so
+      many chunks (Sanders, Speck & Träff 2009).
+
+    Where the number of workers is no power of two, butterfly and rabenseifner let those beyond it hand over their x
+    first and get the result last. Sides and group size are as nearly square as can be, unless given.
+    Raises ValueError for an unknown algorithm and for workers that it cannot serve.
+    """
+    checks.known("algorithm", algorithm, ALGORITHMS)
+    makers = {"ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly, "torus": _torus,
+              "rabenseifner": _rabenseifner, "hierarchical": _hierarchical, "double_tree": _double_tree}  # fmt: skip
+    group = _group(axis_name, groups)
+    return makers[algorithm](x, group, op, **options) if group.size > 1 else x
+
+
+def _chunked(x: Array, count: int) -> Array:
+    """x as (count, …), flat, with zeros behind it."""
+    return jnp.pad(x.ravel(), (0, -x.size % count)).reshape(count, -1)
+
+
+def _whole(chunks: Array, like: Array) -> Array:
+    return chunks.ravel()[: like.size].reshape(like.shape)
+
+
+def _ring(x: Array, group: _Group, op: Op, direction: int = 1) -> Array:
+    part = _ring_scatter(_chunked(x, group.size), group, op, direction)
+    return _whole(_ring_gather(part, group, direction), x)
+
+
+def _rings(x: Array, group: _Group, op: Op) -> Array:
+    there, back = _chunked(x, 2)
+    return _whole(jnp.stack([_ring(there, group, op), _ring(back, group, op, -1)]), x)
+
+
+def _tree(x: Array, group: _Group, op: Op) -> Array:
+    return broadcast(reduce(x, group.axis_name, 0, op, group.groups), group.axis_name, 0, group.groups)
+
+
+def _power_of_two(work: Callable[[Array, _Group], Array], x: Array, group: _Group, op: Op) -> Array:
+    """Let `work` do with the first 2ᵏ of a group; those beyond are served by the first of them."""
+    power = 2 ** (group.size.bit_length() - 1)
+    beyond = range(group.size - power)
+    received = group.send(x, [(power + a, a) for a in beyond]) if beyond else x
+    x = jnp.where(group.position < len(beyond), op(x, received), x)
+    x = work(x, group._replace(groups=[group_[:power] for group_ in group.groups], size=power))
+    received = group.send(x, [(a, power + a) for a in beyond]) if beyond else x
+    return jnp.where(group.position >= power, received, x)
+
+
+def _butterfly(x: Array, group: _Group, op: Op) -> Array:
+    def work(x: Array, group: _Group) -> Array:
+        for d in _doublings(group.size):
+            x = op(x, _exchange(x, group, d))
+        return x
+
+    return _power_of_two(work, x, group, op)
+
+
+def _rabenseifner(x: Array, group: _Group, op: Op) -> Array:
+    def work(x: Array, group: _Group) -> Array:
+        return _whole(_doubling_gather(_halving_scatter(_chunked(x, group.size), group, op), group), x)
+
+    return _power_of_two(work, x, group, op)
+
+
+def _nearly_square(size: int) -> int:
+    return next(side for side in range(math.isqrt(size), 0, -1) if size % side == 0)
+
+
+def _torus(x: Array, group: _Group, op: Op, sides: tuple[int, int] | None = None) -> Array:
+    rows, columns = sides or (_nearly_square(group.size), group.size // _nearly_square(group.size))
+    if rows * columns != group.size or rows < 1:
+        raise ValueError(f"A torus of {rows} × {columns} has no place for exactly {group.size} workers.")
+    grids = [np.reshape(members, (rows, columns)) for members in group.groups]
+    along_rows = [row.tolist() for grid in grids for row in grid]
+    along_columns = [column.tolist() for grid in grids for column in grid.T]
+    part = reduce_scatter(_chunked(x, columns), group.axis_name, "ring", op, along_rows)
+    part = all_reduce(part, group.axis_name, "ring", op, along_columns)
+    return _whole(all_gather(part, group.axis_name, "ring", along_rows), x)
+
+
+def _hierarchical(x: Array, group: _Group, op: Op, group_size: int | None = None) -> Array:
+    size = _nearly_square(group.size) if group_size is None else checks.whole("group_size", group_size)
+    if group.size % size:
+        raise ValueError(f"Groups of {size} do not divide {group.size} workers.")
+    small = [members[i : i + size] for members in group.groups for i in range(0, group.size, size)]
+    first = [members[::size] for members in group.groups]
+    x = reduce(x, group.axis_name, 0, op, small)
+    x = all_reduce(x, group.axis_name, "ring", op, first)
+    return broadcast(x, group.axis_name, 0, small)
+
+
+def _binary_tree(size: int, shift: int) -> list[tuple[int, int, int]]:
+    """(parent, depth, which child of it) of each position; inner are odd positions with shift 0, even ones with 1."""
+    found = [(0, 0, 0)] * size
+
+    def build(start: int, stop: int, parent: int, depth: int, child: int) -> None:
+        if start < stop:
+            root = start + 2 ** ((stop - start).bit_length() - 1) - 1
+            found[(root + shift) % size] = ((parent + shift) % size, depth, child)
+            build(start, root, root, depth + 1, 0)
+            build(root + 1, stop, root, depth + 1, 1)
+
+    build(0, size, 0, 0, 0)
+    return found
+
+
+def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
+    checks.whole("chunks", chunks)
+    halves = _chunked(x, 2)
+    done = [_pipelined_tree(half, group, op, chunks, _binary_tree(group.size, i)) for i, half in enumerate(halves)]
+    return _whole(jnp.stack(done), x)
+
+
+def _pipelined_tree(x: Array, group: _Group, op: Op, chunks: int, tree: list[tuple[int, int, int]]) -> Array:
+    """Up and down the tree, chunk after chunk: in a round each worker deals with the chunk that its depth is due."""
+    parts, size, deepest = _chunked(x, chunks), group.size, max(depth for _, depth, _ in tree)
+
+    def due(chunk: int) -> bool:
+        return 0 <= chunk < chunks
+
+    for t in range(chunks + deepest - 1):  # a worker at depth d sends chunk t - (deepest - d) to its parent
+        sending = [t - deepest + depth for _, depth, _ in tree]
+        piece = parts[group.table([max(0, min(chunk, chunks - 1)) for chunk in sending])]
+        for child in (0, 1):
+            pairs = [(v, tree[v][0]) for v in range(size) if tree[v][1] and tree[v][2] == child and due(sending[v])]
+            if pairs:
+                received, chunk = group.send(piece, pairs), {p: sending[v] for v, p in pairs}
+                at = group.table([chunk.get(v, 0) for v in range(size)])
+                new = jnp.where(group.table([v in chunk for v in range(size)]), op(parts[at], received), parts[at])
+                parts = parts.at[at].set(new)
+    for t in range(chunks + deepest - 1):  # a worker at depth d sends chunk t - d to its children
+        sending = [t - depth for _, depth, _ in tree]
+        piece = parts[group.table([max(0, min(chunk, chunks - 1)) for chunk in sending])]
+        for child in (0, 1):
+            pairs = [(p, v) for v, (p, depth, which) in enumerate(tree) if depth and which == child and due(sending[p])]
+            if pairs:
+                received, chunk = group.send(piece, pairs), {v: sending[p] for p, v in pairs}
+                at = group.table([chunk.get(v, 0) for v in range(size)])
+                new = jnp.where(group.table([v in chunk for v in range(size)]), received, parts[at])
+                parts = parts.at[at].set(new)
+    return _whole(parts, x)
+
+
+# What the program does
+
+
+class Message(NamedTuple):
+    """Some workers send equally much at the same time: sender and receiver in each row of `pairs` (n, 2)."""
+
+    pairs: np.ndarray
+    bytes: int
+
+
+class Round(NamedTuple):
+    """Messages of which none waits for another one, and the bytes that each worker combines when they are there."""
+
+    messages: list[Message]
+    combined: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Who sends how much to whom, in which round."""
+
+    workers: int
+    rounds: list[Round]
+
+    def sent(self) -> np.ndarray:
+        """(rounds, workers) bytes that each worker sends."""
+        table = np.zeros((len(self.rounds), self.workers), np.int64)
+        for row, (messages, _) in zip(table, self.rounds, strict=True):
+            for pairs, size in messages:
+                np.add.at(row, pairs[:, 0], size)
+        return table
+
+    def received(self) -> np.ndarray:
+        """(rounds, workers) bytes that each worker receives."""
+        turned = [Round([Message(pairs[:, ::-1], size) for pairs, size in m], c) for m, c in self.rounds]
+        return Schedule(self.workers, turned).sent()
+
+
+def schedule(
+    algorithm: str | None, workers: int, shape: Sequence[int], dtype: Any = "float32", collective: str = "all_reduce",
+    **options: Any,
+) -> Schedule:  # fmt: skip
+    """The rounds of a collective operation on arrays x of this shape, as its traced program has them; nothing is run.
+
+    A message belongs to the first round in which all that it was made from is there. `algorithm` is None for operations
+    that have only one. Raises ValueError for what the operation refuses.
+    """
+    checks.known("collective", collective, COLLECTIVES)
+    checks.whole("workers", workers)
+    options |= {} if algorithm is None else {"algorithm": algorithm}
+    x = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    program = jax.make_jaxpr(
+        lambda x: COLLECTIVES[collective](x, "workers", **options), axis_env=[("workers", workers)]
+    )(x)
+    rounds: dict[int, Round] = {}
+    _walk(program.jaxpr, [0] * len(program.jaxpr.invars), rounds)
+    return Schedule(workers, [rounds[number] for number in sorted(rounds)])
+
+
+COLLECTIVES = {
+    f.__name__: f for f in (broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_reduce, all_to_all)
+}
+
+
+def _walk(jaxpr: Any, ready: Sequence[int], rounds: dict[int, Round]) -> list[int]:
+    """Follow a program from the rounds in which its inputs are ready to those of its outputs, noting messages."""
+    when = dict(zip(jaxpr.invars, ready, strict=True))
+
+    def look(v: Any) -> int:
+        return when.get(v, 0) if not hasattr(v, "val") else 0  # a literal
+
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, [look(v) for v in equation.invars]
+        latest = max(given, default=0)
+        if name == "scan":
+            fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
+            constants, carry, rest = given[:fixed], given[fixed : fixed + carried], given[fixed + carried :]
+            stacked = [0] * (len(equation.outvars) - carried)
+            for _ in range(equation.params["length"]):
+                outputs = _walk(equation.params["jaxpr"], [*constants, *carry, *rest], rounds)
+                carry, stacked = outputs[:carried], list(map(max, stacked, outputs[carried:]))
+            results = [*carry, *stacked]
+        elif inner := next((equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params), None):
+            results = _walk(getattr(inner, "jaxpr", inner), given, rounds)
+        else:
+            size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in equation.outvars)
+            if name == "ppermute":
+                latest += 1
+                now = rounds.setdefault(latest, Round([], 0))
+                if size and (pairs := [pair for pair in equation.params["perm"] if pair[0] != pair[1]]):
+                    now.messages.append(Message(np.array(pairs), size))
+            elif latest and name in ("add", "max", "min", "mul", "or", "and"):
+                rounds[latest] = rounds[latest]._replace(combined=rounds[latest].combined + size)
+            results = [latest] * len(equation.outvars)
+        when.update(zip(equation.outvars, results, strict=True))
+    return [look(v) for v in jaxpr.outvars]
