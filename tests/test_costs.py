@@ -1,0 +1,157 @@
+"""Costs of real schedules: equal to the textbook's formulas on the model's terms, and shared links counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlscale import costs
+from dlscale.collectives import ALGORITHMS, Message, Round, Schedule, schedule
+from dlscale.costs import Hockney, Link, LogGP
+
+POSITIVE = st.floats(1e-9, 1.0)
+LINK = Link(3.0, 2.0)  # seconds, bytes a second: round numbers
+
+
+def one_round(workers, *messages, combined=0):
+    return Schedule(workers, [Round([Message(np.array([pair]), size) for pair, size in messages], combined)])
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "butterfly", "ring", "rabenseifner"])
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 5), st.integers(1, 8), POSITIVE, POSITIVE)
+def test_formulas_are_those_of_the_real_schedules(algorithm, doublings, parts, latency, per_byte):
+    workers = 2**doublings
+    size = 4 * parts * workers
+    real = Hockney(latency, per_byte).time(schedule(algorithm, workers, (size // 4,)))
+    assert real == pytest.approx(costs.formula(algorithm, workers, size, latency, per_byte))
+    assert (
+        real >= costs.formula("lower_bound", workers, size, latency, per_byte) * (1 - 1e-9) or algorithm == "butterfly"
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(ALGORITHMS), st.integers(2, 9), POSITIVE, POSITIVE, POSITIVE)
+def test_models_agree_where_they_say_the_same(algorithm, workers, latency, per_byte, combine):
+    found = schedule(algorithm, workers, (5 * workers,))
+    hockney = Hockney(latency, per_byte, combine).time(found)
+    bisection = costs.full_bisection(workers, Link(latency, 1 / per_byte)).time(found, combine)
+    single = all(np.unique(np.concatenate([m.pairs[:, s] for m in r.messages]), return_counts=True)[1].max() == 1
+                 for r in found.rounds for s in (0, 1))  # fmt: skip
+    assert bisection == pytest.approx(hockney) if single else bisection <= hockney * (1 + 1e-9)
+    if single:  # L + 2 o = α + G, and no gap
+        assert LogGP(latency + per_byte, 0, 0, per_byte, combine).time(found) == pytest.approx(hockney)
+
+
+def test_loggp_by_hand():
+    """Worker 0 sends 5 and 3 bytes: the second begins max(o, g) after the first has left."""
+    both = one_round(3, ((0, 1), 5), ((0, 2), 3), combined=2)
+    assert (
+        LogGP(latency=100, overhead=7, gap=10, gap_per_byte=2, combine=1).time(both)
+        == 7 + 4 * 2 + 10 + 2 * 2 + 100 + 7 + 2
+    )
+    assert LogGP(latency=100, overhead=7, gap=10).time(one_round(2, ((0, 1), 5))) == 7 + 100 + 7, "LogP"
+    assert LogGP(1, 1, 1).time(Schedule(1, [])) == 0
+
+
+def test_shared_links_by_hand():
+    there_and_back = one_round(4, ((0, 1), 8), ((1, 0), 8))
+    assert costs.full_bisection(4, LINK).time(there_and_back) == 3 + 4, "both ways at once"
+    into_one = one_round(4, ((0, 3), 8), ((1, 3), 4))
+    assert costs.full_bisection(4, LINK).time(into_one) == 3 + 6, "the receiver's cable carries 12 bytes"
+    half_round = one_round(4, ((0, 2), 8), ((1, 2), 2))
+    assert costs.ring(4, LINK).time(half_round) == 2 * 3 + 5, "the cable from 1 to 2 carries 10 bytes"
+    assert costs.ring(5, LINK).time(one_round(5, ((0, 3), 8))) == 2 * 3 + 4, "the shorter way, backwards"
+    assert costs.torus(3, 4, LINK).time(one_round(12, ((0, 6), 8))) == 3 * 3 + 4, "two along the row, one down"
+    up = one_round(4, ((0, 2), 8), ((1, 3), 8))
+    assert costs.fat_tree(4, 2, 1, LINK).time(up) == 2 * 3 + 4
+    assert costs.fat_tree(4, 2, 4, LINK).time(up) == 2 * 3 + 16, "16 bytes on what now carries 1 byte a second"
+    assert costs.fat_tree(4, 2, 4, LINK).parts(up) == (6, 16)
+    machine = costs.multi_node(2, costs.full_bisection(2, Link(1, 100)), LINK)
+    assert machine.time(up) == 3 + 8, "one card for 16 bytes"
+    assert machine.time(one_round(4, ((0, 1), 100))) == 1 + 1, "within a node"
+
+
+def test_dgx1_is_wired_as_it_is():
+    topology = costs.dgx1()
+    links = [name.removeprefix("NVLink ").split("→") for name in topology.links if name.startswith("NVLink")]
+    assert len(links) == 2 * 16
+    assert all(sum(int(a) == gpu for a, _ in links) == 4 for gpu in range(8)), "four NVLinks a GPU"
+    assert topology.route(0, 3) == ["NVLink 0→3"]
+    assert topology.route(6, 2) == ["NVLink 6→2"]
+    assert [name.split()[0] for name in topology.route(0, 5)] == ["PCIe", "PCIe", "QPI", "PCIe", "PCIe"]
+    without = costs.dgx1(nvlink=False)
+    assert without.route(0, 1) == ["PCIe 0 up", "PCIe 1 down"], "one switch for two GPUs"
+    assert not any("QPI" in name for name in without.route(0, 3))
+    found = schedule("ring", 8, (8 * 2**20,))
+    assert topology.time(found) == without.time(found), "3→4 and 7→0 have no NVLink, and all wait for them"
+    around = schedule("ring", 8, (8 * 2**20,), groups=[[0, 1, 2, 3, 7, 6, 5, 4]])
+    assert topology.time(around) == pytest.approx(14 * (1e-6 + 2**22 / 20e9)), "a ring of NVLinks only"
+
+
+MAKERS = [
+    lambda: costs.full_bisection(8),
+    lambda: costs.ring(8),
+    lambda: costs.torus(2, 4),
+    lambda: costs.fat_tree(8, 4, 2.0),
+    costs.dgx1,
+    lambda: costs.multi_node(2, costs.ring(4)),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(ALGORITHMS), st.integers(1, 2000))
+def test_laws_of_every_topology(make, algorithm, length):
+    topology = make()
+    found, double = (schedule(algorithm, 8, (8 * length * times,)) for times in (1, 2))
+    for sender in range(8):
+        for receiver in range(8):
+            route = topology.route(sender, receiver)
+            assert set(route) <= topology.links.keys()
+            assert bool(route) == (sender != receiver) or topology.name != "ring"
+    latency, bandwidth = topology.parts(found)
+    assert topology.time(found) == pytest.approx(latency + bandwidth)
+    assert bandwidth <= topology.parts(double)[1] * (1 + 1e-9)
+    fastest = max(link.bandwidth for link in topology.links.values())
+    assert bandwidth >= found.sent().max(1).sum() / (4 * fastest) * (1 - 1e-9), "at most four cables a worker"
+    assert sum(sum(load.values()) for load in topology.loads(found)) >= found.sent().sum()
+
+
+@settings(max_examples=30, deadline=None)
+@given(POSITIVE, POSITIVE, st.integers(2, 9), st.integers(0, 99))
+def test_a_fit_finds_the_constants_again(latency, per_byte, count, seed):
+    sizes = 2.0 ** np.arange(count) * 8
+    noise = 1 + 0.01 * np.random.default_rng(seed).uniform(-1, 1, count)
+    exact = costs.fit_hockney(sizes, latency + per_byte * sizes)
+    assert (exact.latency, exact.per_byte) == pytest.approx(
+        (latency, per_byte), rel=1e-6, abs=1e-9 * (latency + per_byte)
+    )
+    fit = costs.fit_hockney(sizes, (latency + per_byte * sizes) * noise)
+    np.testing.assert_allclose(fit.latency + fit.per_byte * sizes, latency + per_byte * sizes, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: Hockney(-1, 0), "latency"),
+        (lambda: LogGP(0, 0, math.nan), "gap"),
+        (lambda: costs.ring(0), "workers"),
+        (lambda: costs.fat_tree(6, 4), "do not fill"),
+        (lambda: costs.fat_tree(8, 4, 0.5), "oversubscription"),
+        (lambda: costs.multi_node(0, costs.dgx1()), "nodes"),
+        (lambda: costs.dgx1().time(schedule("ring", 4, (8,))), "4 workers, DGX-1 has 8"),
+        (lambda: costs.formula("bush", 4, 1, 1, 1), "algorithm"),
+        (lambda: costs.formula("tree", 4, math.inf, 1, 1), "size"),
+        (lambda: costs.fit_hockney([8, 8], [1, 2]), "One size"),
+        (lambda: costs.fit_hockney([8, 16], [1, 0]), "positive"),
+        (lambda: costs.fit_hockney([8, 16], [1]), "equally many"),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
