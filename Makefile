@@ -11,6 +11,9 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
+TWO_AT_A_TIME = -n 2 --dist loadfile
+ALONE = tests/test_notebooks.py tests/test_in_browser.py# held to seconds and megabytes
+
 .PHONY: help lab test notebooks bench book lock oldest clean
 
 help:  ## list these commands
@@ -24,7 +27,8 @@ test: $(READY)  ## check style, layers, library, notebooks, and the controls in 
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO_AT_A_TIME) $(addprefix --ignore=,$(ALONE))
+	$(BIN)/python -m pytest $(ALONE)
 
 notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
 	$(BIN)/python tools/notebooks.py
@@ -46,9 +50,9 @@ OLDEST_INSTALL = $(subst $(VENV)/,.venv-lock/,$(BIN))/uv pip install --quiet \
 oldest: .venv-lock/.ready  ## test the library with the oldest versions that pyproject.toml allows
 	$(call make_venv,.venv-oldest)
 	$(OLDEST_INSTALL) --resolution lowest-direct --editable .
-	$(OLDEST_INSTALL) pytest hypothesis
-	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -q -W ignore::DeprecationWarning \
-	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train landscape learning_rate figures widgets))
+	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis
+	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -q $(TWO_AT_A_TIME) -W ignore::DeprecationWarning \
+	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train landscape learning_rate batch_size precision sparsity recompute collectives costs figures widgets))
 
 clean:  ## remove everything that these commands made
 	rm -rf $(VENV) .venv-lock .venv-oldest _book build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache

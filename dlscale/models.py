@@ -207,7 +207,7 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         if x.shape[2] != features:
             raise ValueError(f"This rnn takes {features} numbers a time step, not {x.shape[2]}.")
         inputs = _linear(params["input"], x).swapaxes(0, 1)  # all time steps in one product
-        zero = jnp.zeros((x.shape[0], hidden))
+        zero = jnp.zeros((x.shape[0], hidden), inputs.dtype)
         (h, _), _ = jax.lax.scan(functools.partial(step, params["recurrent"]["w"]), (zero, zero), inputs)
         return _linear(params["output"], h)
 
@@ -236,7 +236,7 @@ def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
     x = jnp.pad(x, ((0, 0), (top, below), (left, right), (0, 0)))
 
     offset = np.arange(span) - stride * np.arange(tile)[:, None]  # position of a pixel under output `tile`'s kernel
-    place = (offset == np.arange(k)[:, None, None]).astype(np.float32)
+    place = (offset == np.arange(k)[:, None, None]).astype(w.dtype)
     band = jnp.einsum("pts,rpio->rsito", place, w).reshape(k * span * channels, tile * out)
 
     def patch(t: int) -> Array:

@@ -43,6 +43,13 @@ def test_logits_are_finite_and_their_gradient_reaches_every_parameter(case):
         assert jnp.abs(value).max() > 0 or path[-1].key == "b", path
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_model_computes_in_the_type_of_parameters_and_inputs(case, dtype):
+    model, shape = case
+    params = jax.eval_shape(lambda: jax.tree.map(lambda w: w.astype(dtype), model.init(KEY)))
+    assert jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((6, *shape), dtype)).dtype == dtype
+
+
 def test_initialisation_is_a_function_of_the_key(case):
     model, _ = case
     same, again, other = (jax.tree.leaves(jax.jit(model.init)(jax.random.key(k))) for k in (0, 0, 1))

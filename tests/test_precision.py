@@ -1,0 +1,710 @@
+"""Rounding against ml_dtypes over all bit patterns, the laws of all formats, and training in few bits."""
+
+# ruff: noqa: A001, A002 - as in dlscale/precision.py
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlscale import data, models, precision, train
+from dlscale.precision import FORMATS, Fixed, Flexpoint, Float, Policy, quantize
+
+KEY = jax.random.key(0)
+THEIRS = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in FORMATS if name != "tensorfloat32"}
+NARROW = [name for name, dtype in THEIRS.items() if dtype.itemsize == 1]
+SIXTEEN = ["float16", "bfloat16"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in cast:RuntimeWarning")
+
+
+def patterns(name: str) -> np.ndarray:
+    """All numbers of a format of up to 16 bits, as float32, in the order of their bit patterns."""
+    words = np.arange(2 ** FORMATS[name].bits)
+    return words.astype(f"uint{8 * THEIRS[name].itemsize}").view(THEIRS[name]).astype(np.float32)
+
+
+def same(ours, theirs) -> np.ndarray:
+    """Where two arrays hold the same number; 0 and -0 are not."""
+    ours, theirs = np.asarray(ours, np.float32), np.asarray(theirs, np.float32)
+    return (ours.view(np.int32) == theirs.view(np.int32)) | (np.isnan(ours) & np.isnan(theirs))
+
+
+def assert_rounds_as(name: str, x: np.ndarray) -> None:
+    if FORMATS[name].specials == "none":  # what becomes of NaN is not standardised: for ml_dtypes ±0 by chance
+        x = x[~np.isnan(x)]
+    ours, theirs = np.asarray(quantize(x, name)), x.astype(THEIRS[name]).astype(np.float32)
+    wrong = np.flatnonzero(~same(ours, theirs))
+    assert not len(wrong), [(float(x[i]), float(ours[i]), float(theirs[i])) for i in wrong[:5]]
+
+
+def random_floats(count: int = 1_000_000) -> np.ndarray:
+    """Float32 numbers of all magnitudes: a random pattern of bits each, so also infinities, NaN and subnormals."""
+    return np.random.default_rng(0).integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
+
+
+# Formats
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_named_formats_have_the_properties_of_ml_dtypes(name):
+    ours, theirs = FORMATS[name], ml_dtypes.finfo(THEIRS[name])
+    for ours_is, theirs_is in {
+        "max": "max", "smallest_normal": "smallest_normal", "smallest_subnormal": "smallest_subnormal", "epsilon": "eps"
+    }.items():  # fmt: skip
+        assert getattr(ours, ours_is) == float(getattr(theirs, theirs_is)), ours_is
+    assert ours.bits == theirs.bits
+    assert ours.name == name
+
+
+def test_other_formats_are_named_after_their_bits():
+    assert FORMATS["tensorfloat32"] == Float(8, 10) and FORMATS["tensorfloat32"].bits == 19
+    assert Float(6, 9).name == "float16_e6m9" and Float(2, 5, "none").name == "float8_e2m5fn"
+
+
+# Rounding to nearest
+
+
+@pytest.mark.parametrize("name", [*NARROW, *SIXTEEN])
+@pytest.mark.parametrize("source", SIXTEEN)
+def test_all_65536_patterns_of_16_bits_round_as_in_ml_dtypes(source, name):
+    assert_rounds_as(name, patterns(source))
+
+
+@pytest.mark.parametrize("name", [*NARROW, *SIXTEEN])
+def test_all_numbers_of_a_format_stay_what_they_are(name):
+    x = patterns(name)
+    for rounding in precision.ROUNDINGS:
+        assert same(quantize(x, name, rounding, KEY), x).all()
+
+
+@pytest.mark.parametrize("name", [*NARROW, *SIXTEEN])
+def test_all_ties_and_their_neighbours_round_as_in_ml_dtypes(name):
+    """Also the tie between the largest number and what would come after it, on either side of which it overflows."""
+    numbers = np.unique(np.abs(patterns(name)[np.isfinite(patterns(name))])).astype(float)
+    numbers = np.append(numbers, 2 * numbers[-1] - numbers[-2])  # float64 holds what float32 does not
+    with np.errstate(over="ignore"):
+        ties = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
+    for x in (ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf)):
+        assert_rounds_as(name, np.concatenate([x, -x]))
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_million_random_floats_round_as_in_ml_dtypes(name):
+    assert_rounds_as(name, random_floats())
+
+
+@pytest.mark.parametrize("name", SIXTEEN)
+def test_floats_near_the_overflow_round_as_in_ml_dtypes(name):
+    largest = int(np.float32(FORMATS[name].max).view(np.int32))
+    x = np.arange(largest - 70_000, min(largest + 70_000, 0x7F800001), dtype=np.int32).view(np.float32)
+    assert_rounds_as(name, np.concatenate([x, -x]))
+
+
+def test_subnormal_numbers_of_float32_are_kept():
+    x = np.concatenate([np.arange(0, 2**23, 997), [1, 2, 2**23 - 1]]).astype(np.int32).view(np.float32)
+    assert same(quantize(x, "float32"), x).all()
+    assert same(quantize(-x, "float32"), -x).all()
+    assert_rounds_as("bfloat16", x)
+    assert same(quantize(-x, "float16"), np.full(len(x), -0.0)).all()
+
+
+def test_what_lies_beyond_the_largest_number():
+    x = np.array([464, 464.1, -465, np.inf, 1e30], np.float32)  # float8_e4m3fn ends at 448, and 480 would be its NaN
+    np.testing.assert_array_equal(quantize(x, "float8_e4m3fn"), [448, np.nan, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(quantize(x, Float(4, 3, "none")), [448, 480, -480, 480, 480])
+    np.testing.assert_array_equal(quantize(x, Float(4, 3)), np.array([1, 1, -1, 1, 1]) * np.inf)
+    np.testing.assert_array_equal(quantize(x, "float8_e4m3fn", "toward_zero"), [448, 448, -448, np.nan, 448])
+    np.testing.assert_array_equal(quantize(x, Float(4, 3), "toward_zero"), [240, 240, -240, np.inf, 240])
+    assert np.isnan(quantize(np.float32(np.nan), "float16")) and quantize(np.float32(np.nan), "float4_e2m1fn") == 0
+
+
+# Any format: an independent computation in float64, and laws
+
+
+def reference(x: np.ndarray, format: Float, round_to=np.rint) -> np.ndarray:
+    """Rounding in float64, whose range and precision exceed float32's: no subnormals, no double rounding."""
+    x = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        step = np.exp2(np.maximum(np.frexp(x)[1] - 1.0, 1 - format.bias) - format.mantissa_bits)
+        rounded = np.copysign(np.where(np.isfinite(x), round_to(x / step) * step, x), x)
+    beyond = {"ieee": np.inf, "nan": np.nan, "none": format.max}[format.specials]
+    if round_to is np.trunc:
+        beyond = np.where(np.isinf(x), beyond, format.max)
+    rounded = np.where(np.abs(rounded) > format.max, np.copysign(beyond, x), rounded)
+    return np.where(np.isnan(x), 0.0 if format.specials == "none" else np.nan, rounded)
+
+
+def make_float(exponent_bits: int, mantissa_bits: int, specials: str) -> Float:
+    return Float(exponent_bits, mantissa_bits, "ieee" if exponent_bits == 8 else specials)
+
+
+floats = st.builds(make_float, st.integers(2, 8), st.integers(1, 23), st.sampled_from(["ieee", "nan", "none"]))
+
+
+@given(floats)
+@settings(max_examples=60)
+def test_any_format_rounds_as_an_independent_computation_does(format):
+    x = random_floats(20_000)
+    scale = 2.0 ** np.random.default_rng(1).integers(-3, 3, 20_000)  # as many close to both ends of its range
+    with np.errstate(over="ignore", invalid="ignore"):
+        ends = (
+            np.concatenate([scale * format.max, 8 * scale * format.smallest_subnormal]) * random_floats(40_000) / 2e38
+        )
+        x = np.concatenate([x, ends.astype(np.float32)])
+    x = x[(format.specials != "none") | ~np.isnan(x)]
+    assert np.array_equal(quantize(x, format), reference(x, format), equal_nan=True)
+    assert np.array_equal(quantize(x, format, "toward_zero"), reference(x, format, np.trunc), equal_nan=True)
+    assert np.array_equal(np.signbit(quantize(x, format))[~np.isnan(x)], np.signbit(x)[~np.isnan(x)])
+
+
+fixed = st.tuples(st.integers(1, 12), st.integers(0, 13)).filter(lambda b: sum(b) > 1).map(lambda b: Fixed(*b))
+any_format = floats | fixed
+numbers = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30)
+
+
+def padded(xs: list[float]) -> np.ndarray:
+    """One length for all examples: nothing is compiled anew."""
+    return np.resize(np.array(xs, np.float32), 30)
+
+
+@given(any_format, numbers, st.sampled_from(["nearest", "toward_zero"]))
+def test_rounding_twice_changes_nothing_and_keeps_the_order(format, xs, rounding):
+    x = np.sort(padded(xs))
+    once = quantize(x, format, rounding)
+    assert same(quantize(once, format, rounding), once).all()
+    finite = np.asarray(once)[~np.isnan(once)]
+    assert (np.diff(finite[np.isfinite(finite)]) >= 0).all()
+
+
+@given(floats, numbers)
+def test_rounding_knows_no_sign(format, xs):
+    x = padded(xs)
+    assert same(quantize(-x, format), -np.asarray(quantize(x, format))).all()
+
+
+@given(any_format, numbers)
+def test_the_error_is_at_most_half_the_distance_of_the_neighbours(format, xs):
+    for x in np.float32(xs):
+        if abs(x) <= format.max:
+            below, above = precision.neighbours(x, format)
+            rounded = float(quantize(x, format))
+            assert below <= rounded <= above
+            assert abs(rounded - float(x)) <= (above - below) / 2 or rounded == x
+            nearest = [n for n in (below, above) if math.isfinite(n)]
+            assert rounded == x or abs(rounded - float(x)) == min(abs(n - float(x)) for n in nearest)
+
+
+# Stochastic rounding
+
+
+def deviates(values: np.ndarray, low: float, high: float, x: float) -> float:
+    """How many standard deviations of a binomial the number of `high` among values is off its mean."""
+    chance = (x - low) / (high - low)
+    assert np.isin(values, [low, high]).all()
+    spread = math.sqrt(len(values) * chance * (1 - chance))
+    return abs((values == high).sum() - len(values) * chance) / spread
+
+
+@pytest.mark.parametrize(
+    ("format", "x"),
+    [
+        (Float(5, 10), 1.0001),
+        (Float(5, 10), -0.1),
+        (Float(5, 10), 3.3e-6),  # among the subnormal numbers
+        (Float(5, 10), 2e-8),  # between 0 and the smallest of them
+        (Float(5, 10), 3e-10),
+        (Float(4, 3, "nan"), 0.0137),
+        (Float(8, 7), 1.00390625),
+        (Float(8, 7), 1e-39),  # subnormal in float32 too
+        (Float(3, 23), 0.1),
+        (Float(2, 1, "none"), -5.5),
+        (Fixed(6, 10), 0.1),
+        (Fixed(6, 10), -1e-5),
+        (Fixed(2, 14), -1.3),
+    ],
+)
+def test_stochastic_rounding_has_the_mean_it_should(format, x):
+    x = np.float32(x)
+    values = np.asarray(quantize(np.full(1_000_000, x), format, "stochastic", KEY), np.float64)
+    below, above = precision.neighbours(x, format)
+    assert deviates(values, below, above, float(x)) < 4.5
+
+
+def test_stochastic_rounding_near_the_end_of_the_range():
+    x = np.full(100_000, 65512, np.float32)  # a quarter of the way from the largest float16 to what would come next
+    assert abs(np.isinf(quantize(x, "float16", "stochastic", KEY)).mean() - 0.25) < 0.01
+    assert (quantize(x, Fixed(4, 4), "stochastic", KEY) == Fixed(4, 4).max).all()
+
+
+def test_another_key_rounds_otherwise_and_the_same_key_the_same():
+    x = jax.random.normal(KEY, (1000,))
+    once = quantize(x, "bfloat16", "stochastic", jax.random.key(1))
+    assert same(once, quantize(x, "bfloat16", "stochastic", jax.random.key(1))).all()
+    assert not same(once, quantize(x, "bfloat16", "stochastic", jax.random.key(2))).all()
+
+
+# Inside JAX
+
+
+def test_rounding_inside_compiled_code_and_under_vmap():
+    x = random_floats(1000).reshape(10, 100)
+    for rounding in ("nearest", "toward_zero"):
+        expected = quantize(x, "float16", rounding)
+        assert same(jax.jit(lambda x, r=rounding: quantize(x, "float16", r))(x), expected).all()
+        assert same(jax.vmap(lambda x, r=rounding: quantize(x, "float16", r))(x), expected).all()
+    rows = jax.vmap(lambda x, key: quantize(x, "float16", "stochastic", key))(x, jax.random.split(KEY, 10))
+    assert same(rows[3], quantize(x[3], "float16", "stochastic", jax.random.split(KEY, 10)[3])).all()
+
+
+@pytest.mark.parametrize("format", ["float16", Fixed(4, 4), Flexpoint(16, 5)])
+@pytest.mark.parametrize("rounding", precision.ROUNDINGS)
+def test_gradients_go_straight_through(format, rounding):
+    x = jnp.array([0.1, -3.0, 1e-9, 1e9])
+    gradient = jax.grad(lambda x: (jnp.arange(4) * quantize(x, format, rounding, KEY)).sum())(x)
+    np.testing.assert_array_equal(gradient, np.arange(4))
+    assert jax.jvp(lambda x: quantize(x, format, rounding, KEY), (x,), (2 * x,))[1].tolist() == (2 * x).tolist()
+
+
+def test_one_program_rounds_to_many_formats():
+    count = 0
+
+    @jax.jit
+    def run(x, layout):
+        nonlocal count
+        count += 1
+        return quantize(x, layout)
+
+    x = random_floats(1000)
+    for name in FORMATS:
+        assert same(run(x, FORMATS[name].layout), quantize(x, name)).all()
+    for format in (Fixed(4, 4), Fixed(2, 14)):
+        assert same(run(x, format.layout), quantize(x, format)).all()
+    assert count == 2
+    layouts = jax.tree.map(lambda *leaves: jnp.array(leaves), *(Fixed(16 - f, f).layout for f in (14, 10, 8)))
+    assert jax.vmap(lambda layout: quantize(jnp.float32(0.1), layout))(layouts).tolist() == [
+        round(0.1 * 2**f) / 2**f for f in (14, 10, 8)
+    ]
+
+
+@pytest.mark.parametrize("x", [0.1, np.float16(0.1), np.array(0.1), jnp.bfloat16(0.1), np.ones((0, 3), np.float32)])
+def test_any_floats_give_float32_of_their_shape(x):
+    result = quantize(x, "float8_e5m2")
+    assert result.dtype == np.float32 and result.shape == np.shape(x)
+
+
+# Fixed point
+
+
+@given(fixed, numbers, st.sampled_from(["nearest", "toward_zero"]))
+def test_fixed_point_is_exact_integer_arithmetic(format, xs, rounding):
+    scale, x = 2**format.fraction_bits, padded(xs)
+    lowest, highest = -(2 ** (format.bits - 1)), 2 ** (format.bits - 1) - 1
+    expected = []
+    for value in x.tolist():
+        if math.isinf(value):
+            whole = highest if value > 0 else lowest
+        else:
+            whole = (round if rounding == "nearest" else math.trunc)(Fraction(value) * scale)
+        expected.append(min(max(whole, lowest), highest) / scale)
+    assert same(quantize(x, format, rounding), np.array(expected) + 0.0).all()
+
+
+def test_fixed_point_has_no_specials():
+    x = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40], np.float32)
+    assert same(quantize(x, Fixed(2, 2)), [0, 1.75, -2, 0, 0]).all()
+    assert (Fixed(2, 2).max, Fixed(2, 2).epsilon, Fixed(2, 2).bits) == (1.75, 0.25, 4)
+
+
+# Flexpoint
+
+
+@given(st.integers(-31, 0), numbers)
+def test_flexpoint_at_an_exponent_is_fixed_point(exponent, xs):
+    x, unit = padded(xs), 2.0**exponent
+    expected = np.clip(np.rint(x.astype(float) / unit), -(2**15), 2**15 - 1) * unit + 0.0
+    assert same(quantize(x, Flexpoint(16, 5).at(exponent)), expected).all()
+
+
+@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=30), st.integers(4, 20))
+def test_flexpoint_by_itself_takes_the_smallest_unit_that_does(xs, mantissa_bits):
+    x, format = padded(xs), Flexpoint(mantissa_bits, 5)
+    layout = format.fitting(jnp.asarray(x))
+    unit = 2.0 ** int(layout.exponent)
+    largest = float(np.abs(x).max())
+    assert largest <= layout.highest * unit or unit == 1
+    assert largest > layout.highest * unit / 2 or unit == 2.0**-31
+    assert same(quantize(x, format), quantize(x, format.at(layout.exponent))).all()
+
+
+def autoflex(maxima: list[float], first: float, mantissa_bits: int) -> list[int]:
+    """Köster et al. 2017, Algorithm 2, in plain Python: the exponents predicted for tensors with these maxima."""
+    history, top = collections.deque([first], maxlen=16), 2 ** (mantissa_bits - 1) - 1
+
+    def predict(room: float) -> int:
+        expected = 2 * (max(history) + 3 * np.std(history) + room)
+        return min(max(math.ceil(math.log2(expected)) - mantissa_bits + 1, -31), 0) if expected else -31
+
+    exponents = [predict(0)]
+    for maximum in maxima:
+        unit = 2.0 ** exponents[-1]
+        mantissa = min(round(maximum / unit), top)
+        if mantissa >= top:
+            history.clear()
+            mantissa *= 2
+        history.append(mantissa * unit)
+        exponents.append(predict(100 * unit))
+    return exponents
+
+
+@functools.cache
+def flexpoint_run(mantissa_bits: int):
+    """Compiled: a tensor with each of the given maxima, one after the other; the last state and all exponents."""
+    format = Flexpoint(mantissa_bits, 5)
+
+    def step(state, maximum):
+        x = quantize(jnp.array([maximum, -maximum / 3]), format.at(state.exponent))
+        return format.update(state, x), state.exponent
+
+    return jax.jit(lambda maxima: jax.lax.scan(step, format.init(1.5), maxima))
+
+
+@given(st.lists(st.floats(2.0**-20, 300, width=32), min_size=25, max_size=25), st.sampled_from([8, 12, 16]))
+@settings(max_examples=50)
+def test_autoflex_predicts_as_the_algorithm_written_out(maxima, mantissa_bits):
+    end, exponents = flexpoint_run(mantissa_bits)(jnp.array(maxima, jnp.float32))
+    expected = np.array(autoflex(maxima, 1.5, mantissa_bits))
+    # a maximum within float32's error of a power of two may go either way
+    assert (np.append(exponents, end.exponent) != expected).sum() <= 1
+
+
+def test_autoflex_finds_the_range_of_a_tensor_that_grows_and_shrinks():
+    format, state, overflows = Flexpoint(16, 5), Flexpoint(16, 5).init(1.0), 0
+    for maximum in [1.0] * 20 + [1000.0] * 40 + [0.01] * 40:
+        x = quantize(jnp.array([maximum]), format.at(state.exponent))
+        overflows += maximum == 1000 and float(x[0]) < 990
+        state = format.update(state, x)
+    assert 0 < overflows < 5
+    assert abs(float(x[0]) - 0.01) <= 2.0 ** (int(state.exponent) - 1) < 1e-6
+
+
+def test_autoflex_begins_with_a_bit_to_spare():
+    format = Flexpoint(16, 5)
+    assert [int(format.init(size).exponent) for size in (0.99, 1.0, 1.01, 2.0**14, 1e6)] == [-14, -14, -13, 0, 0]
+
+
+def test_autoflex_of_a_tensor_of_zeros_takes_the_smallest_unit():
+    format = Flexpoint(16, 5)
+    state = format.init(0.0)
+    for _ in range(3):
+        state = format.update(state, quantize(jnp.zeros(5), format.at(state.exponent)))
+    assert int(state.exponent) == -31
+
+
+# One number
+
+
+@pytest.mark.parametrize("name", [*NARROW, "float16", "bfloat16"])
+def test_bits_are_the_bit_pattern(name):
+    form = FORMATS[name]
+    for word in range(0, 2**form.bits, max(1, 2**form.bits // 512 - 1)):
+        value = float(patterns(name)[word])
+        sign, exponent, mantissa = precision.bits(value, name)
+        assert (len(sign), len(exponent), len(mantissa)) == (1, form.exponent_bits, form.mantissa_bits)
+        if not math.isnan(value):
+            assert sign + exponent + mantissa == f"{word:0{form.bits}b}"
+        else:
+            assert exponent == "1" * form.exponent_bits and "1" in mantissa
+
+
+def test_bits_of_fixed_point_are_twos_complement():
+    for word in range(-128, 128):
+        assert "".join(precision.bits(word / 16, Fixed(4, 4))) == f"{word % 256:08b}"
+    assert precision.bits(-0.5, Fixed(4, 4)) == ("1", "111", "1000")
+    assert precision.bits(0.1, "float16") == ("0", "01011", "1001100110")
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_neighbours_are_the_next_numbers(name):
+    sorted_values = np.unique(patterns(name)[np.isfinite(patterns(name))]).tolist()
+    points = [-math.inf, *sorted_values, math.inf]
+    for before, value, after in zip(points, points[1:], points[2:], strict=False):
+        assert precision.neighbours(value, name) == (before, after)
+        if math.isfinite(after):
+            assert precision.neighbours((value + after) / 2, name) == (value, after)
+    assert precision.neighbours(math.inf, name) == (sorted_values[-1], math.inf)
+    assert precision.neighbours(1e10, name) == (sorted_values[-1], math.inf)
+    assert all(map(math.isnan, precision.neighbours(math.nan, name)))
+
+
+def test_neighbours_in_fixed_point():
+    assert precision.neighbours(0.1, Fixed(2, 2)) == (0, 0.25)
+    assert precision.neighbours(1.75, Fixed(2, 2)) == (1.5, math.inf)
+    assert precision.neighbours(-2.0, Fixed(2, 2)) == (-math.inf, -1.75)
+    assert precision.neighbours(-9.0, Fixed(2, 2)) == (-math.inf, -2)
+
+
+# Policies
+
+NET = models.mlp((4, 6, 3))
+X, Y = jax.random.normal(KEY, (20, 4)), jnp.arange(20) % 3
+
+
+def start(model: models.Model) -> models.Params:
+    return jax.jit(model.init)(KEY)
+
+
+def loss_of(model: models.Model):
+    return jax.jit(lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply(p, X), Y).mean())
+
+
+def dtypes(tree) -> set:
+    return {leaf.dtype.name for leaf in jax.tree.leaves(tree)}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "compute"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float16")]
+)
+def test_a_policy_computes_with_arrays_of_these_types(parameters, compute):
+    model = Policy(parameters, compute, "float32").apply(NET)
+    params = start(model)
+    assert dtypes(params) == {parameters}
+    assert dtypes(jax.eval_shape(jax.grad(loss_of(model)), params)) == {parameters}
+    assert dtypes(jax.eval_shape(model.apply, params, X)) == {"float32"}
+    program = str(jax.make_jaxpr(model.apply)(params, X))
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[compute]
+    assert len(products) == 2 and all(f":{short}[" in line for line in products)
+    x, w = X.astype(compute), jax.tree.map(lambda leaf: leaf.astype(compute), params)
+    assert same(jax.jit(model.apply)(params, X), jax.jit(NET.apply)(w, x)).all()
+
+
+def test_other_formats_are_emulated():
+    form = Float(5, 2)
+    model = Policy(Fixed(4, 12), form, "float16").apply(NET)
+    params = start(model)
+    assert dtypes(params) == {"float32"} and dtypes(jax.eval_shape(model.apply, params, X)) == {"float16"}
+    for rounded, drawn in zip(jax.tree.leaves(params), jax.tree.leaves(start(NET)), strict=True):
+        assert same(rounded, quantize(drawn, Fixed(4, 12))).all()
+    expected = jax.jit(NET.apply)(jax.tree.map(lambda leaf: quantize(leaf, form), params), quantize(X, form))
+    assert same(jax.jit(model.apply)(params, X), expected.astype("float16")).all()
+    assert all(g.any() for g in jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params)))
+
+
+def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
+    model = Policy().apply(NET)
+    assert same(jax.jit(model.apply)(start(model), X), jax.jit(NET.apply)(start(NET), X)).all()
+    assert Policy("float16").apply(NET) is Policy("float16").apply(NET)
+    assert Policy("float16").apply(NET) is not Policy("bfloat16").apply(NET)
+
+
+def test_a_model_that_widens_its_numbers_is_refused():
+    wide = models.Model(NET.init, lambda params, x: NET.apply(params, x) * jnp.ones(3))
+    model = Policy("float16", "float16").apply(wide)
+    with pytest.raises(ValueError, match="computes in float32 when its inputs are float16"):
+        model.apply(start(model), X)
+
+
+def test_cast_leaves_other_arrays_alone():
+    tree = {"x": np.ones(2), "n": np.arange(3), "key": KEY}
+    ours = precision.cast(tree, "float8_e5m2")
+    assert ours["n"] is tree["n"] and ours["key"] is KEY and ours["x"].dtype == np.float32
+    assert precision.cast(tree, "float16")["x"].dtype == np.float16
+
+
+# Loss scaling
+
+
+def descend(optimizer, steps: int = 20, model: models.Model = NET, loss_factor: float = 1.0):
+    """Train, multiplying the loss by the present scale if there is one; also the scales before each step."""
+
+    # apart from the update: fused with it, XLA may contract a product and a sum, which rounds once instead of twice
+    gradient = jax.jit(jax.grad(lambda params, scale: scale * loss_factor * loss_of(model)(params)))
+    params = start(model)
+    state, scales = optimizer.init(params), []
+    for _ in range(steps):
+        scale = precision.scale_of(state) if isinstance(state, precision.LossScaleState) else jnp.float32(1)
+        updates, state = optimizer.update(gradient(params, scale), state, params)
+        params = optax.apply_updates(params, updates)
+        scales.append(float(scale))
+    return params, state, scales
+
+
+@pytest.mark.parametrize("make", [functools.partial(optax.sgd, 0.1, 0.9), functools.partial(optax.adamw, 0.01)])
+@pytest.mark.parametrize(
+    "scaled", [lambda o: precision.loss_scale(o, 2.0**10), lambda o: precision.dynamic_loss_scale(o, 2.0**3, 4, 5)]
+)
+def test_with_powers_of_two_scaled_training_has_the_bits_of_plain_training(make, scaled):
+    plain, *_ = descend(make())
+    params, state, scales = descend(scaled(make()))
+    assert all(same(a, b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(plain), strict=True))
+    assert int(state.skipped) == 0 and len(set(scales)) in (1, 4)
+
+
+def test_steps_that_overflow_are_skipped_and_the_scale_recovers():
+    optimizer = precision.dynamic_loss_scale(optax.sgd(1.0, 0.5), initial=8.0, factor=2.0, period=3)
+    params = {"w": jnp.float32(0), "v": jnp.zeros(2)}
+    state, seen = optimizer.init(params), []
+    for bad in (None, np.nan, np.inf, None, None, None, -np.inf, None, None, None, None, None, None):
+        gradient = {"w": 1.0 if bad is None else bad, "v": jnp.ones(2)}
+        scale = precision.scale_of(state)
+        gradient = jax.tree.map(lambda g, scale=scale: jnp.float32(g) * scale, gradient)
+        updates, after = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        if bad is not None:
+            assert not any(u.any() for u in jax.tree.leaves(updates))
+            assert all(map(np.array_equal, jax.tree.leaves(after.inner), jax.tree.leaves(state.inner)))
+        state = after
+        seen.append(float(state.scale))
+    assert seen == [8, 4, 2, 2, 2, 4, 2, 2, 2, 4, 4, 4, 8]
+    assert int(state.skipped) == 3
+    momentum, expected = 0.0, 0.0
+    for _ in range(10):  # as if the bad steps had never been
+        momentum = 1 + 0.5 * momentum
+        expected -= momentum
+    assert same(params["w"], expected) and same(params["v"], [expected] * 2).all()
+
+
+def test_the_scale_stays_a_number_whatever_happens():
+    optimizer, params = precision.dynamic_loss_scale(optax.sgd(1.0), 1.0, 2.0**20, 1), jnp.ones(1)
+    for value, limit in ((0.0, 2.0**126), (np.nan, 2.0**-126)):
+        state = optimizer.init(params)
+        for _ in range(20):
+            _, state = optimizer.update(jnp.full(1, value), state, params)
+        assert float(state.scale) == limit
+
+
+def test_gradients_that_float16_loses_come_back_with_a_loss_scale():
+    model = Policy("float16", "float16").apply(NET)
+    tiny, steps = 2.0**-24, 30
+    lost, *_ = descend(precision.loss_scale(optax.sgd(0.5 / tiny), 1.0), 3, model, tiny)
+    assert all(map(np.array_equal, jax.tree.leaves(lost), jax.tree.leaves(start(model))))
+    scaled = precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), initial=2.0**48, period=1000)
+    params, state, scales = descend(scaled, steps, model, tiny)
+    assert 1 <= int(state.skipped) < 10 and scales[-1] == scales[0] / 2 ** int(state.skipped)
+    assert loss_of(model)(params) < 0.95 * loss_of(model)(start(model))
+
+
+def test_a_static_scale_needs_no_more_than_another_loss_in_fit():
+    digits, model = data.load("digits"), Policy("float16", "float16").apply(models.mlp((64, 16, 10)))
+    run = train.fit(
+        model,
+        digits,
+        lambda learning_rate, scale: precision.loss_scale(optax.sgd(learning_rate), scale),
+        loss=lambda logits, y: 2.0**10 * train.LOSSES["cross_entropy"](logits, y),
+        batch_size=32,
+        epochs=2,
+        learning_rate=0.1,
+        scale=2.0**10,
+        progress=False,
+    )
+    assert run.history.test_accuracy[-1] > 0.7
+
+
+def test_the_scale_is_found_inside_other_states():
+    optimizer = optax.chain(optax.clip(1.0), precision.loss_scale(optax.sgd(0.1), 32.0))
+    assert precision.scale_of(optimizer.init(jnp.ones(2))) == 32
+    with pytest.raises(ValueError, match="no loss scale: wrap the optimizer"):
+        precision.scale_of(optax.sgd(0.1).init(jnp.ones(2)))
+
+
+# Weights in few bits
+
+
+def walk(optimizer, params, steps: int = 128):
+    """Steps with the gradient 1."""
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_small_updates_vanish_without_a_float32_copy(dtype):
+    ones = jnp.ones(10_000, dtype)
+    rate = 2.0**-10  # the neighbours of 1 are 2^-8 below and 2^-7 above
+    without, _ = walk(precision.stored_in(optax.sgd(rate), "bfloat16", master_weights=False), ones)
+    assert (without == 1).all()
+    with_copy, state = walk(precision.stored_in(optax.sgd(rate), "bfloat16"), ones)
+    assert (with_copy == 1 - 128 * rate).all() and with_copy.dtype == dtype
+    assert (state.master == 1 - 128 * rate).all() and state.master.dtype == np.float32
+    lucky, _ = walk(precision.stored_in(optax.sgd(rate), "bfloat16", False, "stochastic"), ones)
+    spread = math.sqrt(128 * 0.25 * 0.75) * 2.0**-8  # of one weight: a binomial number of steps of one neighbour
+    assert abs(float(lucky.astype(float).mean()) - (1 - 128 * rate)) < 5 * spread / 100
+    assert float(lucky.astype(float).std()) == pytest.approx(spread, rel=0.1), "the steps are not independent"
+    assert same(lucky, quantize(lucky, "bfloat16")).all()
+
+
+def test_stored_weights_are_the_rounded_float32_ones():
+    optimizer = precision.stored_in(optax.adam(0.02), "float8_e4m3fn")
+    params, state, _ = descend(optimizer, 10)
+    for stored, master in zip(jax.tree.leaves(params), jax.tree.leaves(state.master), strict=True):
+        assert same(stored, quantize(master, "float8_e4m3fn")).all()
+        assert not same(stored, master).all() or not stored.any()
+
+
+def test_loss_scale_and_stored_weights_work_together():
+    model = Policy("float16", "float16").apply(NET)
+    optimizer = precision.dynamic_loss_scale(precision.stored_in(optax.sgd(0.5, 0.9), "float16"), 2.0**30, period=10)
+    params, state, _ = descend(optimizer, 60, model)
+    assert dtypes(params) == {"float16"} and dtypes(state.inner.master) == {"float32"}
+    assert loss_of(model)(params) < 0.8 * loss_of(model)(start(model))
+
+
+# What cannot work
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Float(-1, 3), "exponent_bits must be a whole number from 2 to 8"),
+        (lambda: Float(9, 3), "Wider formats than float32"),
+        (lambda: Float(5, 24), "mantissa_bits must be a whole number from 1 to 23"),
+        (lambda: Float(5, 0), "mantissa_bits must be"),
+        (lambda: Float(5, 2.5), "mantissa_bits must be"),
+        (lambda: Float(5, 2, "fn"), "Unknown specials 'fn'"),
+        (lambda: Float(8, 3, "nan"), "reach beyond float32"),
+        (lambda: Fixed(0, 8), "integer_bits must be a whole number of at least 1"),
+        (lambda: Fixed(8, -1), "fraction_bits must be a whole number of at least 0"),
+        (lambda: Fixed(16, 10), r"integer_bits \+ fraction_bits must be a whole number from 2 to 25"),
+        (lambda: Fixed(1, 0), "from 2 to 25"),
+        (lambda: Flexpoint(1, 5), "mantissa_bits must be a whole number from 2 to 25"),
+        (lambda: Flexpoint(16, 7), "exponent_bits must be a whole number from 0 to 6"),
+        (lambda: quantize(np.arange(3), "float16"), "quantize rounds floats, not int"),
+        (lambda: quantize(1, "float16"), "quantize rounds floats, not int"),
+        (lambda: quantize(True, "float16"), "quantize rounds floats, not bool"),
+        (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
+        (lambda: quantize(1.0, np.float16), "format must be a Float, Fixed, Flexpoint"),
+        (lambda: quantize(1.0, "float16", "up"), "Unknown rounding 'up'"),
+        (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
+        (lambda: precision.bits(1.0, Flexpoint(16, 5)), "A single number needs a Float or a Fixed"),
+        (lambda: precision.neighbours(1.0, "float17"), "Unknown format"),
+        (lambda: Policy(compute="half"), "Unknown format 'half'"),
+        (lambda: precision.loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),
+        (lambda: precision.loss_scale(optax.sgd(0.1), -2.0), "initial must be a finite number"),
+        (
+            lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5),
+            "factor must be a finite number of at l",
+        ),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), period=0), "period must be a whole number of at least 1"),
+        (lambda: precision.stored_in(optax.sgd(0.1), "float15"), "Did you mean 'float16'"),
+        (lambda: precision.stored_in(optax.sgd(0.1), "float16", rounding="up"), "Unknown rounding"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_plain_words(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
