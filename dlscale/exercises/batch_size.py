@@ -20,7 +20,7 @@ def _waste(answer: Any) -> str | None:
 waste = Exercise(
     id="batch_size-waste",
     answer="largest_batch",
-    question="A run may use at most `waste` times more examples than the fewest possible: 0.2 allows a fifth more. "
+    question="A run may use a fraction `waste` more examples than the fewest possible: 0.2 allows a fifth more. "
     "Write `largest_batch`, the largest batch size that keeps to it, for a critical batch `critical`.",
     hints=(
         "The examples are E(B) = E_min (1 + B / B_c). By how much is that more than E_min, as a fraction of E_min?",
@@ -46,8 +46,8 @@ def _noise(answer: Any) -> str | None:
 noise = Exercise(
     id="batch_size-noise",
     answer="noise_scale",
-    question="A cluster has 16 workers. The squared norm of a worker's gradient, of `b` examples, is on average "
-    "`small`; that of their mean, of `B` examples, is on average `large`. Write `noise_scale`.",
+    question="A cluster has some workers. The squared norm of a worker's gradient, of `b` examples, is on average "
+    "`small`; that of the mean over all workers, of `B` examples in all, is on average `large`. Write `noise_scale`.",
     hints=(
         "Two equations, small = signal + noise / b and large = signal + noise / B, and two unknowns.",
         "Subtract them: small - large = noise (1 / b - 1 / B). The signal is then large - noise / B.",
@@ -134,7 +134,8 @@ trust_ratio = Exercise(
     id="batch_size-trust_ratio",
     answer="paper_ratio",
     question=r"Write the trust ratio of the *paper*, with $\lVert g\rVert + \lambda\lVert w\rVert$ below the line, for "
-    r"a tensor of any shape: $c\,\lVert w\rVert$ divided by it, and 1 where either is zero.",
+    r"a tensor of any shape: $c\,\lVert w\rVert$ divided by it, and 1 where what stands above or what stands below the "
+    "line is zero.",
     hints=(
         "The norm of a tensor is the square root of the sum of all its squares, whatever its shape.",
         "A zero gradient is no trouble as long as the decay is not zero: look at what stands below the line.",
