@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
-from dlscale import data, models
+from dlscale import data, models, train
 from dlscale.data import Dataset
 from dlscale.experiments import Experiment, Run
 from dlscale.precision import Fixed, FixedLayout, quantize
@@ -68,29 +69,25 @@ def _train(
     params: models.Params, order: Array, x: Array, y: Array, key: Array, word: FixedLayout, rate: Array, rounding: str
 ) -> models.Params:
     """SGD with momentum; weights, their steps and the errors are words, products and the softmax are float32."""
+    start, as_layers = ravel_pytree(params)  # one array: fewer generators of random numbers to compile
 
-    def step(state: tuple[models.Params, models.Params], inputs: tuple[Array, Array]) -> tuple:
-        (params, memory), (rows, number) = state, inputs
+    def step(state: tuple[Array, Array], inputs: tuple[Array, Array]) -> tuple:
+        (w, memory), (rows, number) = state, inputs
         keys = map(functools.partial(jax.random.fold_in, jax.random.fold_in(key, number)), itertools.count())
 
-        def stored(value: Array) -> Array:
-            return _round(value, word, rounding, next(keys))
-
-        def loss(params: models.Params) -> Array:
-            z = _logits(params, x[rows], lambda h: _output(h, word, next(keys), rounding))
+        def loss(w: Array) -> Array:
+            z = _logits(as_layers(w), x[rows], lambda h: _output(h, word, next(keys), rounding))
             return -jnp.take_along_axis(jax.nn.log_softmax(z), y[rows][:, None], 1).mean()
 
-        gradient = jax.grad(loss)(params)
-        memory = jax.tree.map(lambda m, g: stored(MOMENTUM * m + g), memory, gradient)
-        params = jax.tree.map(lambda w, m: stored(w - rate * m), params, memory)
-        return (params, memory), None
+        memory = _round(MOMENTUM * memory + jax.grad(loss)(w), word, rounding, next(keys))
+        return (_round(w - rate * memory, word, rounding, next(keys)), memory), None
 
-    return jax.lax.scan(step, (params, jax.tree.map(jnp.zeros_like, params)), (order, jnp.arange(len(order))))[0][0]
+    return as_layers(jax.lax.scan(step, (start, jnp.zeros_like(start)), (order, jnp.arange(len(order))))[0][0])
 
 
 @jax.jit
 def _accuracy(params: models.Params, x: Array, y: Array) -> Array:
-    return (models.lenet().apply(params, x).argmax(1) == y).mean()
+    return train.evaluate(models.lenet(), params, x, y)[1]
 
 
 def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
