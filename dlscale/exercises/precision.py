@@ -21,7 +21,8 @@ def _largest(answer: Any) -> str | None:
 largest = Exercise(
     id="precision-largest",
     answer="largest",
-    question="Write `largest`, the largest finite number of a format. The highest exponent is kept for infinity, so "
+    question='Write `largest`, the largest finite number of a format with infinity ("fn" formats reach further). The '
+    "highest exponent is kept for infinity, so "
     r"the largest one in use is $2^{e-1} - 1$ with $e$ exponent bits (15 in float16). All mantissa bits are 1 then: "
     r"what is $1 + \tfrac12 + \tfrac14 + \dots$ with $m$ of them?",
     hints=(
@@ -38,29 +39,29 @@ def largest(exponent_bits, mantissa_bits):
 
 
 def _tenth(answer: Any) -> str | None:
-    expected = 205 / 128 / 16
+    expected = 154 / 128 / 4
     if wrong := compare("The number", answer, expected, tolerance=0.01):
         return wrong
-    mantissa = float(answer) * 16 * 128
+    mantissa = float(answer) * 4 * 128
     if mantissa != round(mantissa):
         return (
-            f"{float(answer):.12g} is {mantissa:.6g} steps of 2^-11; a bfloat16 of this size is a whole number of them."
+            f"{float(answer):.12g} is {mantissa:.9g} steps of 2^-9; a bfloat16 of this size is a whole number of them."
         )
     return compare("The number", answer, expected, tolerance=1e-9)
 
 
 tenth = Exercise(
     id="precision-tenth",
-    answer="tenth",
-    question=r"By hand: which bfloat16 is nearest to 0.1? It is $1.6 \cdot 2^{-4}$, and the 1.6 gets 7 bits behind the "
+    answer="three_tenths",
+    question=r"By hand: which bfloat16 is nearest to 0.3? It is $1.2 \cdot 2^{-2}$, and the 1.2 gets 7 bits behind the "
     "point. Give the number itself, as a fraction or with all its digits.",
     hints=(
-        "Seven bits behind the point: whole multiples of 1/128. Which multiple is nearest to 1.6?",
-        "1.6 · 128 = 204.8. Round it, divide by 128 again, and then by 16.",
+        "Seven bits behind the point: whole multiples of 1/128. Which multiple is nearest to 1.2?",
+        "1.2 · 128 = 153.6. Round it, divide by 128 again, and then by 4.",
     ),
-    code="tenth = round(1.6 * 128) / 128 / 16",
+    code="three_tenths = round(1.2 * 128) / 128 / 4",
     wrong=_tenth,
-    right="0.10009765625: wrong in the fourth digit, and 0.1 is no special case.",
+    right="0.30078125: wrong in the third digit, and 0.3 is no special case.",
 )
 
 
@@ -76,7 +77,7 @@ def _scale(answer: Any) -> str | None:
             return wrong
         lost = int((np.abs(gradients) * float(scale) > 65504).sum())
         if lost:
-            return f"{given} is too large: {lost} of {len(gradients)} become infinite in float16."
+            return f"{given} is too large: {lost} of {len(gradients)} become infinite in float16 (signs do not matter)."
         if wrong := compare(given, scale, expected, 1e-6):
             return wrong
     return None
@@ -86,7 +87,7 @@ scale = Exercise(
     id="precision-scale",
     answer="best_scale",
     question="Given an array of `gradients`, write `best_scale`: the largest power of two by which the loss can be "
-    "multiplied so that none of them exceeds float16's largest number, 65,504. (Why a power of two? Because then "
+    "multiplied so that none exceeds float16's largest number, 65,504, in size. (Why a power of two? Because then "
     "nothing is rounded by it.)",
     hints=(
         "Only the largest gradient in size matters: np.abs(gradients).max().",
@@ -114,8 +115,9 @@ update = Exercise(
     id="precision-update",
     answer="lost_below",
     question="A weight is stored with `mantissa_bits` and an update is added to it, then rounded to nearest. Write "
-    "`lost_below`: the size under which an update changes nothing. First think of a weight of 1.0 in bfloat16, "
-    "then of 1.9 and of 0.3, and of negative weights.",
+    "`lost_below`: the size under which an update that makes the weight larger in size changes nothing. (Downwards "
+    "from an exact power of two half of that is enough, for the lower neighbour is nearer.) First think of a weight of "
+    "1.0 in bfloat16, then of 1.9 and of 0.3, and of negative weights.",
     hints=(
         "An update is lost if it is less than half a step. The step depends on the power of two below the weight.",
         "np.floor(np.log2(abs(weight))) is the exponent of that power; a step is 2 ** (exponent - mantissa_bits).",
@@ -126,7 +128,7 @@ def lost_below(weight, mantissa_bits):
     return 2.0 ** (exponent - mantissa_bits) / 2
 """,
     wrong=_update,
-    right="for 1.0 in bfloat16 it is 1/256: a step of less than 0.4 % of the weight never happens.",
+    right="for 1.0 in bfloat16 it is 1/256: a step up of less than 0.4 % never happens.",
 )
 
 
