@@ -502,6 +502,17 @@ def test_other_formats_are_emulated():
     assert all(g.any() for g in jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params)))
 
 
+@pytest.mark.parametrize("compute", SIXTEEN)
+@pytest.mark.parametrize("make", [models.lenet, models.resnet, models.rnn])
+def test_a_policy_applies_to_every_kind_of_model(make, compute):
+    model = Policy(compute=compute).apply(make())
+    x = jax.random.uniform(KEY, (2, 12) if make is models.rnn else (2, 28, 28, 1))
+    params = jax.jit(model.init)(KEY)
+    logits, plain = jax.jit(model.apply)(params, x), jax.jit(make().apply)(params, x)
+    assert logits.dtype == jnp.float32
+    assert 0 < jnp.abs(logits - plain).max() < 0.2 * (1 + jnp.abs(plain).max())
+
+
 def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
     model = Policy().apply(NET)
     assert same(jax.jit(model.apply)(start(model), X), jax.jit(NET.apply)(start(NET), X)).all()
