@@ -12,7 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 TWO_AT_A_TIME = -n 2 --dist loadfile
-ALONE = tests/test_notebooks.py# held to seconds and megabytes
+ALONE = tests/test_notebooks.py tests/test_in_browser.py# held to seconds and megabytes
 
 .PHONY: help lab test notebooks bench book lock oldest clean
 
