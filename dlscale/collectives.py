@@ -387,31 +387,26 @@ def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
 
 def _pipelined_tree(x: Array, group: _Group, op: Op, chunks: int, tree: list[tuple[int, int, int]]) -> Array:
     """Up and down the tree, chunk after chunk: in a round each worker deals with the chunk that its depth is due."""
-    parts, size, deepest = _chunked(x, chunks), group.size, max(depth for _, depth, _ in tree)
+    parts, deepest = _chunked(x, chunks), max(depth for _, depth, _ in tree)
 
-    def due(chunk: int) -> bool:
-        return 0 <= chunk < chunks
+    def one_round(parts: Array, due: list[int], up: bool) -> Array:
+        """Worker v sends chunk due[v], if there is one, to its parent, or to its children; `op` joins what comes up."""
+        piece = parts[group.table(np.clip(due, 0, chunks - 1))]
+        for child in (0, 1):
+            edges = [(v, p) if up else (p, v) for v, (p, depth, which) in enumerate(tree) if depth and which == child]
+            pairs = [(a, b) for a, b in edges if 0 <= due[a] < chunks]
+            if pairs:
+                received, chunk = group.send(piece, pairs), {b: due[a] for a, b in pairs}
+                at = group.table([chunk.get(v, 0) for v in range(group.size)])
+                new = op(parts[at], received) if up else received
+                new = jnp.where(group.table([v in chunk for v in range(group.size)]), new, parts[at])
+                parts = parts.at[at].set(new)
+        return parts
 
-    for t in range(chunks + deepest - 1):  # a worker at depth d sends chunk t - (deepest - d) to its parent
-        sending = [t - deepest + depth for _, depth, _ in tree]
-        piece = parts[group.table([max(0, min(chunk, chunks - 1)) for chunk in sending])]
-        for child in (0, 1):
-            pairs = [(v, tree[v][0]) for v in range(size) if tree[v][1] and tree[v][2] == child and due(sending[v])]
-            if pairs:
-                received, chunk = group.send(piece, pairs), {p: sending[v] for v, p in pairs}
-                at = group.table([chunk.get(v, 0) for v in range(size)])
-                new = jnp.where(group.table([v in chunk for v in range(size)]), op(parts[at], received), parts[at])
-                parts = parts.at[at].set(new)
-    for t in range(chunks + deepest - 1):  # a worker at depth d sends chunk t - d to its children
-        sending = [t - depth for _, depth, _ in tree]
-        piece = parts[group.table([max(0, min(chunk, chunks - 1)) for chunk in sending])]
-        for child in (0, 1):
-            pairs = [(p, v) for v, (p, depth, which) in enumerate(tree) if depth and which == child and due(sending[p])]
-            if pairs:
-                received, chunk = group.send(piece, pairs), {v: sending[p] for p, v in pairs}
-                at = group.table([chunk.get(v, 0) for v in range(size)])
-                new = jnp.where(group.table([v in chunk for v in range(size)]), received, parts[at])
-                parts = parts.at[at].set(new)
+    for t in range(chunks + deepest - 1):
+        parts = one_round(parts, [t - deepest + depth for _, depth, _ in tree], up=True)
+    for t in range(chunks + deepest - 1):
+        parts = one_round(parts, [t - depth for _, depth, _ in tree], up=False)
     return _whole(parts, x)
 
 
