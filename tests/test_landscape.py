@@ -138,6 +138,35 @@ def test_line_and_plane_are_the_loss_at_the_points():
     )
 
 
+@pytest.mark.parametrize("batch_size", [1, 7, 10, 20, 30])
+def test_a_batched_loss_is_the_same_loss(batch_size):
+    params, data, distances = NET.init(KEY), examples(count=20), np.linspace(-1, 1, 5)
+    direction, batched = landscape.random_direction(KEY, params), landscape.Batched(LOSS, batch_size)
+    np.testing.assert_allclose(
+        landscape.line(batched, params, direction, distances, data),
+        landscape.line(LOSS, params, direction, distances, data),
+        rtol=1e-5,
+    )
+    ours, whole = (landscape.hessian_product(loss, params, direction, data) for loss in (batched, LOSS))
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    assert landscape.Batched(LOSS, batch_size) == batched, "compiled once"
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5])
+def test_batches_of_no_examples(batch_size):
+    with pytest.raises(ValueError, match="batch_size must be a whole number"):
+        landscape.Batched(LOSS, batch_size)
+
+
+def test_a_batched_loss_that_is_not_a_mean_is_no_loss():
+    def each(params, x, y):
+        return (NET.apply(params, x) ** 2).mean(0)
+
+    with pytest.raises(ValueError, match="must be one number"):
+        landscape.line(landscape.Batched(each, 5), NET.init(KEY), NET.init(KEY), [0.0], examples())
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_any_number_of_points_is_shared_out_among_the_cores(count, monkeypatch):
     monkeypatch.setattr(landscape.devices, "cores", lambda: 3)
