@@ -202,6 +202,9 @@ class OpenNotebook:
     def menus(self) -> list[Locator]:
         return self.page.locator(".jp-OutputArea-output .widget-dropdown select").all()
 
+    def numbers(self) -> list[Locator]:
+        return self.page.locator(".jp-OutputArea-output .widget-text input[type=number]").all()
+
     def label(self, control: Locator) -> str:
         """The words beside the control."""
         return control.evaluate("control => control.closest('.widget-inline-hbox').querySelector('label').innerText")

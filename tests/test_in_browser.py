@@ -46,6 +46,8 @@ def test_every_control_by_keyboard(name, address, page):
             check_slider(notebook, slider)
         for menu in notebook.menus():
             check_menu(notebook, menu)
+        for number in notebook.numbers():
+            check_number(notebook, number)
 
 
 def check_slider(notebook, slider):
@@ -84,6 +86,18 @@ def check_menu(notebook, menu):
     assert len(seen) > 1, f"{label}: the picture is the same for all entries"
 
 
+def check_number(notebook, number):
+    label, seen = accessible_name(number), set()
+    for text in ("-0.3", "0", "65519", "1e99"):  # the last is beyond every limit
+        number.focus()
+        number.fill(text)
+        notebook.page.keyboard.press("Enter")
+        notebook.settle()
+        assert notebook.errors() == [], f"{label}, at {text}"
+        seen.add(tuple(notebook.pictures(number)))
+    assert len(seen) == 4, f"{label}: the picture does not follow the number"
+
+
 def accessible_name(control):
     """What a screen reader says; fails if it has nothing to say."""
     description = control.aria_snapshot().splitlines()[0]
@@ -92,13 +106,14 @@ def accessible_name(control):
 
 
 SPOILED = """
+import ipywidgets
 from dlscale import figures, widgets
 
 def make(figure):
     (line,) = figures.axes(figure).plot([0, 1], [0, 1])
 
-    def update(good, dead, failing, menu):
-        line.set_ydata([1 / failing, good if menu == "rising" else -good])
+    def update(good, dead, failing, menu, number, small):
+        line.set_ydata([1 / failing, good + number if menu == "rising" else -good])
         return [line]
 
     return update
@@ -110,6 +125,8 @@ widgets.explore(
     dead=widgets.slider("dead", [1, 2, 3]),
     failing=widgets.slider("failing", [1, 2, 0]),
     menu=widgets.menu("menu", ["rising", "falling"]),
+    number=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="number", tooltip="number"),
+    small=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="dead number", tooltip="dead number"),
 )
 """
 
@@ -122,6 +139,10 @@ def test_bad_controls_are_noticed(folder, address, page):
         assert notebook.errors() == []
         check_slider(notebook, notebook.slider("good"))
         check_menu(notebook, notebook.menus()[0])
+        notebook.menus()[0].select_option("rising")
+        check_number(notebook, notebook.numbers()[0])
+        with pytest.raises(AssertionError, match="dead number: the picture does not follow"):
+            check_number(notebook, notebook.numbers()[1])
         with pytest.raises(AssertionError, match="dead: the picture is the same at both ends"):
             check_slider(notebook, notebook.slider("dead"))
         with pytest.raises(AssertionError, match="failing, key End"):
