@@ -66,19 +66,18 @@ class Claim:
     verdict: str
 
     def ours(self) -> str:
-        return f"{self.interval} {self.entry['unit']}, {self.entry['seeds']} seeds"
+        return f"{self.interval} {self.entry['unit']}, {self.entry['seeds']} {self.entry.get('of', 'seeds')}"
 
     def row(self) -> list[str]:
         """Its line in a table with `HEADINGS`."""
         return [self.entry["statement"], self.entry["source_figure"], self.ours(), self.verdict]
 
     def _lines(self) -> list[tuple[str, str]]:
-        entry = self.entry
-        criterion = f"{'±' if entry['rule'] == 'within' else ''}{entry['threshold']:g} {entry['unit']}"
+        criterion = f"{'±' if self.entry['rule'] == 'within' else ''}{self.entry['threshold']:g} {self.entry['unit']}"
         return [
-            ("Claim", entry["statement"]),
-            ("Source", f"{entry['source']}: {entry['source_figure']}"),
-            ("Rule", f"{entry['measure']}: the 95 % interval lies {entry['rule']} {criterion}"),
+            ("Claim", self.entry["statement"]),
+            ("Source", f"{self.entry['source']}: {self.entry['source_figure']}"),
+            ("Rule", f"{self.entry['measure']}: the 95 % interval lies {self.entry['rule']} {criterion}"),
             ("Ours", self.ours()),
             ("Verdict", f"{VERDICTS[self.verdict][0]} {self.verdict}"),
         ]
@@ -91,9 +90,8 @@ class Claim:
         edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
         style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
         numbers = {name: float(number) for name, number in self.interval._asdict().items()}
-        about = {"id": self.id, **numbers, "unit": self.entry["unit"], "seeds": self.entry["seeds"]}
-        card = f'<div style="{style}">{body}</div>'
-        return {"text/html": card, "text/plain": str(self), CLAIM_TYPE: about | {"verdict": self.verdict}}
+        about = {"id": self.id, **numbers, "verdict": self.verdict} | {k: self.entry[k] for k in ("unit", "seeds")}
+        return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
 
 
 _made: dict[str, Claim] = {}  # those of this kernel, in the order of making

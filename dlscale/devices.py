@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import platform
@@ -14,15 +15,15 @@ from typing import NamedTuple
 
 import jax
 import psutil
+from jax._src.lib import _jax  # for what has no public name
 
 from dlscale import checks
 
 
 def _text(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):  # not Linux, or no container
         return Path(path).read_text().strip()
-    except OSError:  # not Linux, or no container
-        return ""
+    return ""
 
 
 def _keep_compiled_programs() -> None:
@@ -89,7 +90,8 @@ def connect(
 
     `coordinator` is "host:port" of process 0; `processes` the group's size; `process` this one's number. Left out, they
     come from the environment: DLSCALE_COORDINATOR, DLSCALE_PROCESSES, DLSCALE_PROCESS. Process 0 listens on the
-    coordinator's own address only, so a group on "127.0.0.1:PORT" is out of reach for other machines.
+    coordinator's own address only, and all listen on loopback only if that does: a group on "127.0.0.1:PORT" is out of
+    reach for other machines.
     Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
     """
     address = str(_setting("coordinator", coordinator))
@@ -98,9 +100,10 @@ def connect(
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
-    bind = address if rank == 0 else None
+    if host in ("127.0.0.1", "localhost"):  # Gloo would listen on the address that belongs to the machine's name
+        _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=host)
     try:
-        jax.distributed.initialize(address, size, rank, coordinator_bind_address=bind, initialization_timeout=60)
+        jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise

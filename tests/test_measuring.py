@@ -1,0 +1,341 @@
+"""The measuring tool: its definitions by hand, its three ways of running, and what becomes of lost processes."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import ipaddress
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.text import Text
+
+from dlscale import devices
+from dlscale.collectives import __main__ as command
+from dlscale.collectives import measuring
+from dlscale.collectives.measuring import Failed, Row, Skipped
+
+COMMAND = [sys.executable, "-m", "dlscale.collectives"]
+ENDLESS = ("--algorithms", "xla", "--max", "8", "--warmup", "100000000")
+GONE = 10  # seconds in which processes must have ended
+
+
+def start(*arguments, **environment):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], env=os.environ | environment, **pipes)
+
+
+def wait_for(what, seconds=60.0):
+    """Wait until `what()` is true."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+    return found
+
+
+def children(process=None):
+    """The group that a process, or this one, has started, in the order of its start."""
+    found = psutil.Process(process and process.pid).children()
+    return sorted((child for child in found if "measuring" in str(child.cmdline())), key=psutil.Process.create_time)
+
+
+def ended(processes):
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+
+
+# Definitions
+
+
+@given(st.integers(1, 2**50))
+def test_sizes_are_read_as_they_are_shown(size):
+    assert measuring.parse_size(measuring.show_size(size)) == size
+
+
+def test_sizes():
+    assert [measuring.parse_size(text) for text in ("8", "4K", "4k", "256MB", "1 GiB")] == [8, 4096, 4096, 2**28, 2**30]
+    for text in ("", "0", "-8", "1.5M", "M", "8T", "8 4"):
+        with pytest.raises(ValueError, match="256M"):
+            measuring.parse_size(text)
+    assert measuring.sizes(8, 256, 4) == (8, 32, 128)
+    assert measuring.sizes(8, 8, 2) == (8,)
+    assert measuring.sizes(7, 60, 3) == (7, 21)
+    assert measuring.sizes(8, 256 * 2**20, 2)[-1] == 256 * 2**20
+
+
+@pytest.mark.parametrize("collective, share", [
+    ("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("all_to_all", 0.75), ("broadcast", 1),
+    ("reduce", 1), ("scatter", 0.75), ("gather", 0.75),
+])  # fmt: skip
+def test_bandwidths_by_hand(collective, share):
+    row = Row(collective, "ring", 4, 1, 3000, "float32", fastest=0.001, median=0.002, right=True)
+    assert row.algorithm_bandwidth == 1.5e6
+    assert row.bus_bandwidth == share * 1.5e6
+
+
+def test_the_size_of_an_all_gather_is_that_of_its_result_and_split_sizes_are_rounded_up():
+    plan = measuring.Plan(("all_reduce", "all_gather"), ("ring",), (8, 16, 100))
+    assert plan.entries(8) == [
+        ("all_reduce", "ring", 8), ("all_reduce", "ring", 16), ("all_reduce", "ring", 100),
+        ("all_gather", "ring", 32), ("all_gather", "ring", 128),
+    ]  # fmt: skip
+
+
+def test_a_wrong_result_is_seen(monkeypatch, capsys):
+    assert measuring.measure("all_reduce", "xla", 4000, repeats=1).right
+    for wrong in (lambda x, _: x.at[-1].add(1), lambda x, _: jax.numpy.roll(x, 512), lambda x, _: x + 1):
+        monkeypatch.setitem(measuring.XLA, "all_reduce", wrong)
+        assert not measuring.measure("all_reduce", "xla", 4000, repeats=1).right
+    monkeypatch.setattr(measuring, "local_mesh", lambda count: devices.mesh(1))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert command.main(["--devices", "1", "--algorithms", "xla", "--max", "8"]) == 1
+    out, error = capsys.readouterr()
+    assert out.rstrip().endswith("NO")
+    assert "last column" in error
+
+
+# Emulated devices
+
+
+def test_all_collectives_on_emulated_devices(tmp_path):
+    table, plot = tmp_path / "rows.csv", tmp_path / "times.png"
+    out, error = start(
+        "--devices", 3, "--collectives", ",".join(measuring.ALGORITHMS), "--min", 20, "--max", 20,
+        "--repeats", 1, "--warmup", 0, "--csv", table, "--plot", plot,
+    ).communicate(timeout=100)  # fmt: skip
+    assert error == "", "no bar where nobody looks"
+    assert "say nothing about a network" in out
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    expected = measuring.Plan(tuple(measuring.ALGORITHMS), None, (20,)).entries(3)
+    served = [(*names, str(size)) for *names, size in expected if names != ["reduce_scatter", "halving"]]
+    assert [(row["collective"], row["algorithm"], row["bytes"]) for row in rows] == served
+    assert {row["right"] for row in rows} == {"True"}
+    assert out.count(" yes\n") == len(rows)
+    assert out.count("left out") == 1
+    assert 'left out: "halving" needs a power of two' in out
+    for row in rows:
+        assert float(row["median"]) >= float(row["fastest"]) > 0
+        assert float(row["algorithm_bandwidth"]) == pytest.approx(int(row["bytes"]) / float(row["median"]))
+    assert plot.read_bytes()[1:4] == b"PNG"
+
+
+def test_plot_labels_each_line_and_keeps_the_labels_apart():
+    rows = [
+        Row(collective, algorithm, 4, 1, size, "float32", 1e-3, 1e-3 * (1 + size), True)
+        for collective in ("all_reduce", "broadcast", "gather") for algorithm in ("ring", "tree", "torus")
+        for size in (8, 4096)
+    ]  # fmt: skip
+    figure = command.draw(rows, "title")
+    figure.draw_without_rendering()
+    assert [panel.get_title() for panel in figure.axes] == ["all_reduce", "broadcast", "gather"]
+    for panel in figure.axes:
+        assert panel.get_xscale() == panel.get_yscale() == "log"
+        assert [text.get_text() for text in panel.texts] == ["ring", "tree", "torus"]
+        boxes = [Text.get_window_extent(text) for text in panel.texts]  # without the leaders
+        assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))
+
+
+# Processes
+
+
+def test_processes_measure_right_and_listen_on_loopback_only():
+    told, listening = [], set()
+
+    def tell(entry):
+        told.append(entry)
+        for child in children():
+            listening.update(line.laddr.ip for line in child.net_connections() if line.status == psutil.CONN_LISTEN)
+
+    chosen = {"collectives": ["all_reduce", "reduce_scatter", "broadcast"], "algorithms": ["xla", "halving", "tree"]}
+    rows = measuring.processes(3, sizes=[8, 3000], repeats=2, tell=tell, **chosen)
+    assert [entry for entry in told if isinstance(entry, Row)] == rows
+    assert {entry.algorithm for entry in told if isinstance(entry, Skipped)} == {"halving"}
+    assert [(row.collective, row.algorithm, row.bytes) for row in rows] == [
+        ("all_reduce", "xla", 8), ("all_reduce", "tree", 8), ("all_reduce", "xla", 3000), ("all_reduce", "tree", 3000),
+        ("reduce_scatter", "xla", 12), ("reduce_scatter", "xla", 3000), ("broadcast", "tree", 8),
+        ("broadcast", "tree", 3000),
+    ]  # fmt: skip
+    assert all(row.right and row.processes == row.workers == 3 and row.fastest > 0 for row in rows)
+    assert listening
+    assert all(ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback for ip in listening), listening
+    assert not children()
+
+
+def test_a_killed_peer_is_named_and_the_rows_stay():
+    since, victim = [], 0  # the one whose death ends the others most abruptly
+
+    def tell(_):
+        if not since:
+            children()[victim].kill()
+            since.append(time.monotonic())
+
+    ending = "SIGKILL" if os.name == "posix" else "exit status"
+    with pytest.raises(Failed, match=rf"Process {victim} \(of 0 to 2\) .*{ending}.* at all_reduce by ") as caught:
+        measuring.processes(3, sizes=np.array([8]), repeats=50, tell=tell)
+    assert time.monotonic() - since[0] < GONE
+    assert 1 <= len(caught.value.rows) < 9
+    assert not children()
+
+
+def test_a_killed_peer_ends_the_command_and_files_keep_the_rows(tmp_path):
+    table, plot = tmp_path / "rows.csv", tmp_path / "times.svg"
+    parent = start("--processes", 2, "--max", 8, "--repeats", 50, "--csv", table, "--plot", plot)
+    wait_for(lambda: table.is_file() and len(table.read_text().splitlines()) > 1)
+    group = children(parent)
+    group[1].kill()
+    out, error = parent.communicate(timeout=GONE)
+    assert parent.returncode == 1
+    assert error.startswith("Process 1 (of 0 to 1) ")
+    assert error.endswith("of 9 rows are there.\n")
+    assert out.count(" yes\n") == len(table.read_text().splitlines()) - 1 < 9
+    assert "</svg>" in plot.read_text()
+    assert ended(group)
+
+
+def test_a_group_that_hangs_is_given_up():
+    with pytest.raises(Failed, match=r"Nothing came .* for 6 s, at all_reduce by ring, 8B;.* 1 of 2 rows"):
+        measuring.processes(2, timeout=6, algorithms=["xla", "ring"], sizes=[8], tell=lambda _: children()[1].suspend())
+    assert not children()
+
+
+def test_a_failure_inside_a_process_is_passed_on(monkeypatch):
+    monkeypatch.setattr(devices, "memory", lambda: devices.Memory(2**60, 2**60))
+    with pytest.raises(
+        Failed, match=r"Process [01] \(of 0 to 1\) failed with MemoryError, at all_reduce by xla, 1048576GB"
+    ):
+        measuring.processes(2, algorithms=["xla"], sizes=[2**50])
+
+
+def test_a_taken_port_is_left_alone(monkeypatch):
+    offered = [socket.create_server(("127.0.0.1", 0)), measuring._bound()]
+    port = offered[0].dup()  # stays open when the offered one is closed
+    monkeypatch.setattr(measuring, "_bound", lambda: offered.pop(0))
+    with port:
+        assert measuring.processes(2, algorithms=["xla"], sizes=[8], repeats=1)[0].right
+    assert not offered
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nobody_is_left_behind(sent, tmp_path):
+    parent = start("--processes", 2, *ENDLESS, "--csv", tmp_path / "rows.csv")
+    group = wait_for(lambda: len(found := children(parent)) == 2 and found)
+    if sent != signal.SIGTERM:  # while they work; that one comes while they start
+        wait_for(lambda: all(child.net_connections() for child in group))
+    parent.send_signal(sent)
+    _, error = parent.communicate(timeout=GONE)
+    wait_for(lambda: ended(group), GONE)
+    status = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert parent.returncode == status[sent]
+    assert "Traceback" not in error
+    assert (tmp_path / "rows.csv").read_text().startswith("collective,algorithm,")
+
+
+# Groups started elsewhere
+
+
+def group(count, *arguments):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    shared = {"DLSCALE_COORDINATOR": address, "DLSCALE_PROCESSES": str(count)}
+    return [start(*arguments, **shared, DLSCALE_PROCESS=str(number)) for number in range(count)]
+
+
+def test_only_the_first_of_a_group_prints():
+    first, second = group(2, "--algorithms", "xla,tree", "--max", 8)
+    out, error = first.communicate(timeout=60)
+    assert out.startswith("2 workers (2 processes)")
+    assert out.count(" yes\n") == 2, error
+    assert second.communicate(timeout=60)[0] == ""
+    assert first.returncode == second.returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_group_that_lost_a_peer_ends(sent):
+    first, second = group(2, *ENDLESS, "--timeout", 4)
+    try:
+        wait_for(lambda: len(psutil.Process(first.pid).net_connections()) > 4)
+        second.send_signal(sent)
+        assert first.wait(timeout=10 + GONE) != 0
+        if sent == signal.SIGSTOP:
+            assert "Process 0 of 2 gives up: no new row for 4 s" in first.stderr.read()
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+
+
+def test_what_the_launcher_says(monkeypatch):
+    calls = []
+    monkeypatch.setattr(devices, "connect", lambda *settings: calls.append(settings))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: calls.append("by itself"))
+    for name in [name for name in os.environ if name.startswith(("DLSCALE_PRO", "DLSCALE_CO", "SLURM", "OMPI", "PMI"))]:
+        monkeypatch.delenv(name)
+
+    def said(**variables):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return measuring.join(), calls.pop() if calls else None
+
+    assert said() == (False, None)
+    assert said(SLURM_PROCID="0", SLURM_NTASKS="4") == (False, None), "a batch script, not a step of it"
+    assert said(SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1") == (False, None)
+    assert said(SLURM_PROCID="3", SLURM_STEP_NUM_TASKS="4") == (True, "by itself")
+    assert said(PMI_RANK="1", PMI_SIZE="2", DLSCALE_COORDINATOR="a:1") == (True, (None, 2, 1))
+    assert said(JOB_COMPLETION_INDEX="1", DLSCALE_PROCESSES="2", DLSCALE_COORDINATOR="a:1") == (True, (None, 2, 1))
+    assert said(DLSCALE_PROCESS="0", DLSCALE_PROCESSES="2") == (True, (None, 2, 0)), "connect says what is missing"
+
+    def cannot(**_):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", cannot)
+    with pytest.raises(ValueError, match=r"PMI_RANK is set.*DLSCALE_COORDINATOR"):
+        said(PMI_RANK="1", PMI_SIZE="2")
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ("--collectives allreduce", "Did you mean 'all_reduce'"),
+    ("--algorithms rings", "Did you mean 'ring'"),
+    ("--algorithms bruck", "Unknown algorithm 'bruck'"),
+    ("--collectives all_reduce,gather --algorithms ring", "does gather: it is done by tree"),
+    ("--collectives ,", "at least one collective"),
+    ("--min 1K --max 8", "smallest size, 1K, is above the largest, 8"),
+    ("--max 1.5M", "A size is a number of bytes"),
+    ("--factor 1", "factor must be a whole number of at least 2"),
+    ("--repeats 0", "repeats must be"),
+    ("--warmup -1", "warmup must be"),
+    ("--dtype float64", "Unknown dtype 'float64'"),
+    ("--processes 0", "processes must be a whole number of at least 1"),
+    ("--devices 0", "number of devices must be"),
+    ("--processes 2 --devices 2", "not allowed with"),
+    ("--processes 2 --timeout nan", "timeout must be"),
+    ("--processes 2 --max 1000G", "choose a smaller largest size or fewer workers"),
+    ("--plot nowhere/times.png", "no folder"),
+    ("--plot times.jpgg", "Did you mean 'jp"),
+])  # fmt: skip
+def test_bad_input(arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments.split())
+    assert caught.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    with contextlib.suppress(ValueError):
+        assert not children()
