@@ -336,10 +336,11 @@ def _rebuild(best: dict, chain: Chain, s: int, t: int, memory: float) -> Items:
 def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any], Array], Array]:
     """The function f(list_of_params, x) of a chain of layers, each layer(params, x); its gradient follows the plan.
 
-    Compile it with `recompute.jit`. Raises ValueError if plan and layers differ in number, and, when it is called, for
-    a layer that does not return one array (a side output would have to be kept as well).
+    Compile it with `recompute.jit`. It has no forward-mode derivative (`jax.jvp`). Raises ValueError if plan and layers
+    differ in number, and, when it is called, for a layer that does not return one array (a side output would have to
+    be kept as well).
     """
-    layers = list(layers)
+    layers = [_in_turn(layer) for layer in layers]
     if len(plan) != len(layers):
         raise ValueError(f"The plan is for {len(plan)} layers, not for {len(layers)}.")
 
@@ -358,6 +359,22 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
         return run(plan.items, params, x)
 
     return f
+
+
+def _in_turn(layer: LayerFunction) -> LayerFunction:
+    """The same layer, whose way back touches what was kept only when the gradient of its output is there.
+
+    Left free, the compiler puts what a convolution keeps into the order that the way back reads as soon as it can, and
+    holds it in both orders.
+    """
+
+    def back(pull: Callable[[Array], Any], gradient: Array) -> Any:
+        pull, gradient = jax.lax.optimization_barrier((pull, gradient))
+        return pull(gradient)
+
+    in_turn = jax.custom_vjp(lambda p, x: layer(p, x))
+    in_turn.defvjp(lambda p, x: jax.vjp(layer, p, x), back)
+    return in_turn
 
 
 @jax.custom_vjp
@@ -449,9 +466,13 @@ def _kept(f: Callable[..., Any], *args: Any) -> int:
     """Bytes that the gradient of f needs beside f's arguments, its result and constants."""
     program = jax.make_jaxpr(lambda *args: jax.vjp(f, *args))(*args).jaxpr
     constant = {e.outvars[0] for e in program.eqns if all(isinstance(v, Literal) for v in e.invars)}
-    result, *residuals = program.outvars
+    same: dict[Any, Any] = {}  # a reshaped array is the old one, seen in another way
+    for e in program.eqns:
+        if e.primitive.name == "reshape" and isinstance(e.invars[0], Var):
+            same[e.outvars[0]] = same.get(e.invars[0], e.invars[0])
+    result, *residuals = (same.get(v, v) for v in program.outvars if isinstance(v, Var))
     free = {*program.invars, *program.constvars, *constant, result}
-    return sum(_bytes(v.aval) for v in {v for v in residuals if isinstance(v, Var)} - free)
+    return sum(_bytes(v.aval) for v in set(residuals) - free)
 
 
 def _flops(f: Callable[..., Any], *args: Any) -> float:

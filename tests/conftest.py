@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
@@ -17,3 +18,18 @@ os.environ["DLSCALE_CACHE"] = "off"  # tests see what a first run sees
 # time, so that a change is judged by itself; elsewhere new ones are tried.
 settings.register_profile("dlscale", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("dlscale")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> Path:
+    """What the cold runs of the notebooks compiled, so that the runs in a browser need not do it again."""
+    return tmp_path_factory.mktemp("programs")
+
+
+def keep_programs(folder: Path) -> dict[str, str]:
+    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }

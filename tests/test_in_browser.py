@@ -9,6 +9,7 @@ from pathlib import Path
 import lab
 import nbformat
 import pytest
+from conftest import keep_programs
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 NAMES = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -21,14 +22,17 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(folder):
+def address(folder, programs):
     if not lab.find_chromium():
         reason = "Chromium is not installed: no control was moved in a browser."
         if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    with lab.server(folder) as address:
-        yield address
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in keep_programs(programs).items():
+            patch.setenv(name, value)
+        with lab.server(folder) as address:
+            yield address
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 import conventions
 import nbformat
 import pytest
+from conftest import keep_programs
 
 import notebooks  # tools/notebooks.py
 
@@ -38,8 +39,9 @@ def test_outputs_are_not_older_than_sources_and_library(path):
 
 
 @EACH
-def test_runs_cold_within_budget_to_the_stored_results(path, tmp_path):
+def test_runs_cold_within_budget_to_the_stored_results(path, tmp_path, programs):
     report = run(nbformat.read(path, as_version=4), tmp_path)
+    shutil.copytree(tmp_path / "programs", programs, dirs_exist_ok=True)
     cells = report["cells"][:-1]  # the last one moves the controls
     first_picture = next(cell["end"] for cell in cells if cell["picture"])
     print(f"{cells[-1]['end']:.1f} s, first picture {first_picture:.1f} s, peak {report['peak'] / 1e6:.0f} MB")
@@ -59,7 +61,8 @@ def run(notebook, folder: Path) -> dict:
     nbformat.write(notebook, folder / "copy.ipynb")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-    environment |= {"PYTHONPATH": str(Path(__file__).parent), "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    (folder / "programs").mkdir()  # as on a first run: nothing compiled, and all that is compiled is kept
+    environment |= {"PYTHONPATH": str(Path(__file__).parent)} | keep_programs(folder / "programs")
     options = "--nbval-lax --nbval-current-env --nbval-cell-timeout=300 --tb=short -q -p nbval_budget"
     command = [sys.executable, "-m", "pytest", *options.split(), "-p", "no:cacheprovider", "--color=no"]
     report = folder / "report.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -11,42 +12,50 @@ from dlscale import recompute
 from dlscale.exercises import Exercise, compare
 
 
-def _activations(answer: Any) -> str | None:
-    for sizes, batch in (((784, 256, 256, 10), 32), ((40, 10), 1), ((3, 1000, 5, 70, 2), 7)):
-        given = f"widths {sizes} and batch {batch}"
-        if wrong := compare(f"The bytes for {given}", answer(sizes, batch), 4.0 * batch * sum(sizes), 1e-9):
+def _batch_from(answer: Any) -> str | None:
+    for sizes in ((784, *[128] * 8, 10), (784, 256, 256, 10), (40, 10), (3, 1000, 5, 70, 2), (2, 4, 2)):
+        weights = sum(a * b for a, b in itertools.pairwise(sizes))
+        first = weights // sum(sizes) + 1
+        if wrong := compare(f"The batch for widths {sizes}", answer(sizes), first, 1e-9):
             return wrong
     return None
 
 
-activations = Exercise(
-    id="recompute-activations",
-    answer="activation_bytes",
-    question="Write `activation_bytes`, the bytes of $D$ for an MLP: its input and the output of each layer, "
-    "`sizes[0]` to `sizes[-1]` numbers an example, 4 bytes a number, `batch` examples.",
+batch_from = Exercise(
+    id="recompute-batch_from",
+    answer="batch_from",
+    question="Write `batch_from`, the smallest batch at which the activations $D$ of an MLP take more memory than its "
+    "weights $W$. `sizes` are the widths, from the input's to the output's; there are no biases. What is it for the "
+    "MLP of depth 8 above?",
     hints=(
-        "Every example has its own activations; the weights are shared and do not count here.",
-        "The numbers of one example are sum(sizes).",
+        "Per example, the activations are sum(sizes) numbers; between widths a and b there are a · b weights.",
+        "The batch is a whole number, and at weights = batch · sum(sizes) it is not yet more.",
     ),
     code="""
-def activation_bytes(sizes, batch):
-    return 4 * batch * sum(sizes)
+def batch_from(sizes):
+    weights = sum(a * b for a, b in zip(sizes, sizes[1:]))
+    return weights // sum(sizes) + 1
 """,
-    wrong=_activations,
-    right="D grows with the batch, W does not: from some batch on, activations are most of the memory.",
+    wrong=_batch_from,
+    right="D grows with the batch, W does not: from this batch on, activations are the larger part.",
 )
 
 
 def _held(answer: Any) -> str | None:
     steps = recompute.every(9, 3).steps(recompute.Chain.uniform(9))
-    return compare("The number of arrays", answer, max(len(step.held) for step in steps), 1e-9)
+    held = max(len(step.held) for step in steps)
+    wrong = compare("The number of arrays", answer, held, 1e-9)
+    if wrong and answer in (held + 1, held + 2):
+        return f"{wrong} Did you count the gradients, or a snapshot at the end of the last group?"
+    return wrong
 
 
 held = Exercise(
     id="recompute-held",
     answer="most_held",
     question="By hand: the plan `[0 1 2] [3 4 5] 6 7 8` keeps, of each bracket, only what comes out at its end, until "
-    "its turn comes back. How many activations does it hold at most at the same time? The input does not count.",
+    "its turn comes back. How many activations does it hold at most at the same time? The input and the gradients do "
+    "not count.",
     hints=(
         "At the turning point: what comes out of the two brackets, and what layers 6, 7 and 8 keep.",
         "Then look at the moment when layers 3 to 5 were computed again. Is that more?",
@@ -85,30 +94,31 @@ def best_k(n):
 )
 
 
-def _extra(answer: Any) -> str | None:
-    for n, slots in ((10, 1), (10, 2), (10, 3), (30, 3), (21, 5), (8, 8)):
-        expected = recompute.revolve(n, slots).forwards().sum() - n
-        if wrong := compare(f"The runs for {n} layers and {slots} slots", answer(n, slots), float(expected), 1e-9):
+def _repeats(answer: Any) -> str | None:
+    for n, slots in ((30, 3), (10, 3), (11, 3), (10, 1), (21, 5), (8, 8), (1000, 4)):
+        expected = next(r for r in itertools.count() if math.comb(slots + r, r) >= n)
+        if wrong := compare(f"The repeats for {n} layers and {slots} slots", answer(n, slots), expected, 1e-9):
             return wrong
     return None
 
 
-extra = Exercise(
-    id="recompute-extra",
-    answer="extra_runs",
-    question=r"Write `extra_runs`, the closed form of Griewank and Walther: with $\beta(s, r) = \binom{s + r}{r}$ and "
-    r"the smallest $r$ for which $\beta(s, r) \ge n$, it is $r\,n - \beta(s + 1, r - 1)$. `math.comb` is at hand.",
+repeats = Exercise(
+    id="recompute-repeats",
+    answer="repeats",
+    question=r"How many layers do 3 slots serve with at most 2 repeats, and how many repeats do 30 layers need? Find "
+    r"it by hand, then write `repeats`, the smallest $r$ for which $\beta(s, r) \ge n$. `math.comb(a, b)` is "
+    r"$\binom{a}{b}$.",
     hints=(
-        "Count r up from 1 while comb(s + r, r) < n.",
-        "β(s + 1, r − 1) is comb(s + r, r − 1).",
+        "β(3, 2) = 5 · 4 / 2; the next ones are β(3, 3) = 6 · 5 · 4 / 6 and β(3, 4).",
+        "Count r up from 0 while math.comb(slots + r, r) < n.",
     ),
     code="""
-def extra_runs(n, slots):
-    r = 1
+def repeats(n, slots):
+    r = 0
     while math.comb(slots + r, r) < n:
         r += 1
-    return r * n - math.comb(slots + r, r - 1)
+    return r
 """,
-    wrong=_extra,
-    right="r runs a layer at most, and the number of layers that s slots can serve so grows like a binomial.",
+    wrong=_repeats,
+    right="with one slot more or one repeat more, the number of layers that can be served grows like a binomial.",
 )
