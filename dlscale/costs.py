@@ -135,8 +135,8 @@ class Topology:
     def time(self, schedule: Schedule, combine: float = 0.0) -> float:
         """Seconds that the schedule takes: messages on the same link share its bandwidth.
 
-        A message takes the latencies of its links, and as long as the most crowded of them needs for all that passes it
-        in this round; `combine` is the time to combine a byte.
+        A worker may send on several links at once. A message takes the latencies of its links, and as long as the most
+        crowded of them needs for all that passes it in this round; `combine` is the time to combine a byte.
         """
         latency, bandwidth = self.parts(schedule)
         return latency + bandwidth + combine * sum(combined for _, combined in schedule.rounds)

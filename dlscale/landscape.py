@@ -194,8 +194,9 @@ def hessian_eigenvalues(
     """The k largest eigenvalues of the loss's Hessian, (k,), in descending order, by Lanczos' method (Lanczos 1950).
 
     It starts at a random vector and ends when the residuals ‖H v − λ v‖ of all k are below `tolerance` times the
-    largest |λ| found (the error of λ is then far smaller, of second order), at the latest after max(100, 20 k)
-    products. An eigenvalue that occurs several times may be found once only.
+    largest |λ| found (the error of λ is then far smaller, of second order), at the earliest after 10 k products, so
+    that one to which the start is nearly orthogonal is not overlooked, at the latest after max(100, 20 k). An
+    eigenvalue that occurs several times may be found once only.
     Raises ValueError for k above the number of parameters and for a loss that is not a finite number. May be called
     inside `jax.jit` and `jax.lax.map`; it then gives NaN for a loss that is not finite.
     """
@@ -218,7 +219,8 @@ def _eigenvalues(loss: Loss, params: Tree, k: int, key: Array, data: tuple[Any, 
         state = _extend(product, loop[0], jnp.minimum(CHUNK, most - loop[0].count))
         values, vectors = _ritz(state)
         residuals = jnp.abs(state.betas[state.count - 1] * vectors[state.count - 1, -k:])
-        return state, (state.count >= k) & (residuals <= tolerance * jnp.abs(values[-k:]).max()).all()
+        enough = state.count >= min(most, CHUNK * k)
+        return state, enough & (residuals <= tolerance * jnp.abs(values[-k:]).max()).all()
 
     state, _ = lax.while_loop(unfinished, extend, (_start(jax.random.normal, key, size, most), False))
     return jnp.where(jnp.isfinite(value), _ritz(state)[0][-k:][::-1], jnp.nan)

@@ -185,7 +185,8 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         w = jax.random.normal(recurrent, (gates, hidden, hidden))
         bias = jnp.zeros((gates, hidden)).at[1].set(1.0) if cell == "lstm" else jnp.zeros((gates, hidden))
         # orthogonal (Saxe et al. 2014): products over many steps neither vanish nor explode at the start
-        w = jnp.concatenate(list(jnp.linalg.qr(w)[0]), axis=1)
+        # one gate after the other: on a CPU, two threads that decompose several at once wait for each other for ever
+        w = jnp.concatenate(list(jax.lax.map(lambda gate: jnp.linalg.qr(gate)[0], w)), axis=1)
         params = {"input": _layer(inputs, features, gates * hidden) | {"b": bias.reshape(-1)}, "recurrent": {"w": w}}
         return _draw(params | {"output": _layer(output, hidden, classes)})
 

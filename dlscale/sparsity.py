@@ -61,7 +61,7 @@ def mask(
     if not chosen:
         raise ValueError("There is nothing to prune: no array has two axes or more.")
     for i in chosen:
-        if not isinstance(leaves[i], jax.core.Tracer) and not np.any(leaves[i]):
+        if not isinstance(leaves[i], jax.core.Tracer) and not np.any(np.asarray(leaves[i])):
             raise ValueError(f"A layer of shape {leaves[i].shape} is zero throughout: its weights have no order.")
     shapes = [_group_shape(leaves[i].shape, granularity, block) for i in chosen]
     groups = [jnp.abs(_grouped(jnp.asarray(leaves[i]), shape)) for i, shape in zip(chosen, shapes, strict=True)]

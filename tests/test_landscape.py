@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from scipy.sparse.linalg import LinearOperator, eigsh
@@ -244,7 +244,8 @@ def test_eigenvalues_are_those_of_scipy_on_lenet():
 
 
 @given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=40, unique=True), seeds)
-@settings(deadline=None, max_examples=25)
+@example([2.75, 0.0, 4.0, 5.0, 0.5, 0.75, -1.0, 3.0, 1.0, 2.0, 1.5], 370)  # the start is nearly orthogonal to that of 3
+@settings(deadline=None, max_examples=15)
 def test_eigenvalues_of_a_quadratic_are_its_curvatures(curvatures, seed):
     params = {"w": jnp.ones(len(curvatures))}
     k = max(1, len(curvatures) // 3)

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +139,19 @@ def test_build_fits_a_model_to_a_data_set(name):
     mnist = data.load("mnist")
     model = models.build(name, mnist)
     assert jax.eval_shape(lambda: model.apply(model.init(KEY), mnist.x_test[:3])).shape == (3, 10)
+
+
+def test_two_threads_may_draw_recurrent_weights():
+    code = """
+import jax
+from concurrent.futures import ThreadPoolExecutor
+from dlscale import models
+init = jax.jit(models.rnn(64, "lstm").init)
+with ThreadPoolExecutor(2) as threads:
+    for _ in range(40):
+        list(threads.map(lambda seed: jax.block_until_ready(init(jax.random.key(seed))), range(8)))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # it used to hang
 
 
 def test_build_passes_options_and_fits_rnn():

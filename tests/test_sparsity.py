@@ -97,6 +97,8 @@ def test_equal_weights_are_kept_in_order_and_density_may_be_traced():
         for density in (0.05, 0.3, 1.0):
             args = (weights(shape), density)
             np.testing.assert_array_equal(traced(*args), sparsity.mask(*args, granularity=granularity))
+            constant = jax.jit(functools.partial(sparsity.mask, weights(shape), granularity=granularity))
+            np.testing.assert_array_equal(constant(density), traced(*args))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ Each function says what one worker does with its array x, and names the axis of 
 `dlscale.devices.connect`. All workers call it with arrays of one shape and dtype. `groups` restricts it to groups of
 workers, which work side by side: lists of workers, all equally long, none twice; the result means nothing to others.
 
-`schedule` reads from the traced program who sends how much to whom in which round.
+`schedule` reads from the traced program who sends how much to whom in which round, and `dlscale.collectives.replay`
+what has reached whom by then.
 """
 
 from __future__ import annotations
@@ -59,7 +60,12 @@ class _Group(NamedTuple):
         return jnp.asarray(values)[self.position]
 
 
-def _group(axis_name: str, groups: Groups | None) -> _Group:
+def _group(x: Array, axis_name: str, groups: Groups | None, op: Op | None = None) -> _Group:
+    if not hasattr(x, "shape"):
+        several = "jax.tree.map takes several one by one, jax.flatten_util.ravel_pytree joins them, of mixed shapes too"
+        raise TypeError(f"A collective takes one array, not a {type(x).__name__}: {several}.")
+    if op and (made := jax.eval_shape(op, x, x)).shape != x.shape:
+        raise ValueError(f"op must combine two arrays of shape {x.shape} into one, not into shape {made.shape}.")
     workers = _workers(axis_name)
     groups = [range(workers)] if groups is None else groups
     members = [member for group in groups for member in group]
@@ -108,7 +114,7 @@ def _doublings(size: int) -> list[int]:
 
 def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """The root's x for all, by a binomial tree: in each round all who have it send it on, ⌈log₂ P⌉ rounds."""
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups)
     place = _relative(group, root)
     for d in _doublings(group.size):
         pairs = [(a, a + d) for a in range(d) if a + d < group.size]
@@ -119,7 +125,7 @@ def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups | None = N
 
 def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Groups | None = None) -> Array:
     """All workers' x, combined by `op`, at the root, and zeros elsewhere: a broadcast backwards."""
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups, op)
     place = _relative(group, root)
     for d in reversed(_doublings(group.size)):
         pairs = [(a + d, a) for a in range(d) if a + d < group.size]
@@ -130,7 +136,7 @@ def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Gr
 
 def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """Part i of the root's x (P, …) for worker i. Down a binomial tree, with half as much in each round."""
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups)
     _parts(x, group)
     place = _relative(group, root)
     steps = _doublings(group.size)
@@ -145,7 +151,7 @@ def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups | None = Non
 
 def gather(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """All workers' x as (P, …) at the root, and zeros elsewhere: a scatter backwards."""
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups)
     place = _relative(group, root)
     x = x[None]
     for d in _doublings(group.size):
@@ -164,7 +170,7 @@ def all_gather(x: Array, axis_name: str, algorithm: str = "ring", groups: Groups
     which what a worker has doubles.
     """
     checks.known("algorithm", algorithm, ("ring", "bruck"))
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups)
     return _ring_gather(x, group) if algorithm == "ring" else _bruck_gather(x, group)
 
 
@@ -196,7 +202,7 @@ def reduce_scatter(
     Raises ValueError for another number of workers than the algorithm serves.
     """
     checks.known("algorithm", algorithm, ("ring", "halving"))
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups, op)
     _parts(x, group)
     if algorithm == "ring":
         return _ring_scatter(x, group, op)
@@ -235,11 +241,11 @@ def _doubling_gather(x: Array, group: _Group) -> Array:
 def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Groups | None = None) -> Array:
     """Part i of worker j's x (P, …) becomes part j of worker i's result.
 
-    "pairwise": P - 1 rounds of one part, each straight to its place. "bruck": ⌈log₂ P⌉ rounds of half of the parts,
-    each of which travels by the binary digits of its way.
+    "pairwise": P - 1 messages of one part, each straight to its place; none waits for another, so they make one round.
+    "bruck": ⌈log₂ P⌉ rounds of half of the parts, each of which travels by the binary digits of its way.
     """
     checks.known("algorithm", algorithm, ("pairwise", "bruck"))
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups)
     _parts(x, group)
     order = jnp.arange(group.size)
     ways = x[(group.position + order) % group.size]  # by how far they have to go
@@ -282,7 +288,7 @@ def all_reduce(
     checks.known("algorithm", algorithm, ALGORITHMS)
     makers = {"ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly, "torus": _torus,
               "rabenseifner": _rabenseifner, "hierarchical": _hierarchical, "double_tree": _double_tree}  # fmt: skip
-    group = _group(axis_name, groups)
+    group = _group(x, axis_name, groups, op)
     return makers[algorithm](x, group, op, **options) if group.size > 1 else x
 
 
