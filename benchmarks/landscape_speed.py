@@ -123,5 +123,5 @@ if __name__ == "__main__":
     for sizes in ((40, 32, 32, 10), (40, 128, 128, 10)):
         name = f"{'-'.join(map(str, sizes))} MLP"
         compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=7, batch=len(signal[0]))
-    # 250 images fit into a cache, 1,000 do not: both libraries are faster so
-    compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=250)
+    # 100 images fit into a cache, 1,000 do not: both libraries are faster so
+    compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=100)

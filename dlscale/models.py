@@ -226,7 +226,7 @@ def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
     k, _, channels, out = w.shape
     trim = 0 if padding == "SAME" else k - 1
     rows, columns = (-(-(side - trim) // stride) for side in x.shape[1:3])
-    tiles = -(-columns // (max(1, 64 // out) if k > 1 else 1))  # 64 columns feed a matrix unit well
+    tiles = -(-columns // (max(1, 32 // out) if k > 1 else 1))  # 32 columns: wide enough for a fast product
     tile = -(-columns // tiles)
     span, step = stride * (tile - 1) + k, stride * tile
 
