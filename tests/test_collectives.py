@@ -28,7 +28,7 @@ def on_all(f, x):
 
 
 @pytest.mark.parametrize("name, algorithm", OPERATIONS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_under_vmap(name, algorithm, data):
     f, x, wanted = data.draw(cases(name, algorithm, WORKERS))
@@ -89,7 +89,7 @@ from hypothesis import given, settings, strategies as st
 devices.emulate(6)
 spec = jax.sharding.PartitionSpec("workers")
 
-@settings(max_examples=3, deadline=None, database=None, derandomize=True)
+@settings(max_examples=2, deadline=None, database=None, derandomize=True)
 @given(st.data())
 def agree(way, name, algorithm, data):
     f, x, wanted = data.draw(cases(name, algorithm, st.integers(1, 6)))

@@ -157,7 +157,7 @@ def gather(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None
     for d in _doublings(group.size):
         pairs = [(a + d, a) for a in range(0, group.size, 2 * d) if a + d < group.size]
         x = jnp.concatenate([x, group.send(x, _from_root(group, root, pairs))])
-    return jnp.where(place == 0, jnp.roll(x[: group.size], root, axis=0), 0)
+    return jnp.where(place == 0, jnp.roll(x[: group.size], root, axis=0), jnp.zeros((), x.dtype))
 
 
 # No root
