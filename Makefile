@@ -52,7 +52,7 @@ oldest: .venv-lock/.ready  ## test the library with the oldest versions that pyp
 	$(OLDEST_INSTALL) --resolution lowest-direct --editable .
 	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis
 	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -q $(TWO_AT_A_TIME) -W ignore::DeprecationWarning \
-	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train landscape learning_rate batch_size precision sparsity recompute collectives costs figures widgets))
+	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train landscape learning_rate batch_size precision sparsity recompute collectives replay costs figures widgets))
 
 clean:  ## remove everything that these commands made
 	rm -rf $(VENV) .venv-lock .venv-oldest _book build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache

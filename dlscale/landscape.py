@@ -43,14 +43,14 @@ def random_direction(key: Array, params: Tree, normalize: str | None = "filter")
         checks.known("normalize", normalize, ("filter", "layer"))
     leaves, structure = jax.tree.flatten(_float_arrays(params))
 
+    def norm(w: Array) -> Array:
+        return jnp.linalg.norm(w.reshape(-1, w.shape[-1]) if normalize == "filter" else w.ravel(), axis=0)
+
     def draw(key: Array, w: Array) -> Array:
-        d = jax.random.normal(key, w.shape, w.dtype)
-        if normalize is None:
-            return d
-        if w.ndim < 2:
+        if normalize is not None and w.ndim < 2:
             return jnp.zeros_like(w)
-        axes = tuple(range(w.ndim - (normalize == "filter")))
-        return d * jnp.sqrt((w**2).sum(axes, keepdims=True) / (d**2).sum(axes, keepdims=True))
+        d = jax.random.normal(key, w.shape, w.dtype)
+        return d if normalize is None else d * norm(w) / norm(d)
 
     return structure.unflatten(map(draw, jax.random.split(key, len(leaves)), leaves))
 

@@ -41,7 +41,7 @@ def test_every_claim_is_complete():
         assert identity.partition("-")[0] in entry["notebook"], identity
         assert all(entry[key].strip() for key in keys - {"threshold", "seeds"}), identity
         if entry["rule"] == "within":
-            assert entry["threshold"] >= 0, identity
+            assert entry["threshold"] > 0, identity
 
 
 def test_contents_list_the_course_in_order():
