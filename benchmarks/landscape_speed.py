@@ -14,9 +14,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks.timing import interleave, table
 from benchmarks.train_speed import torch_lenet, torch_mlp
-from dlscale import data, devices, landscape, models
+from dlscale.lab import data, devices, models
+from dlscale.loss_landscapes import Batched, hessian_eigenvalues, plane, random_direction
 
-STEPS = 100  # of Lanczos' method: as many as `landscape.hessian_eigenvalues` takes when no tolerance ends it sooner
+STEPS = 100  # of Lanczos' method: as many as `hessian_eigenvalues` takes when no tolerance ends it sooner
 
 
 def torch_surface(
@@ -76,12 +77,12 @@ def compare(
     params = model.init(jax.random.key(0))
     to_torch(params, net)
     keys = jax.random.split(jax.random.key(1))
-    directions = [landscape.random_direction(key, params) for key in keys]
+    directions = [random_direction(key, params) for key in keys]
     arrays, at = jax.device_put((x, y)), np.linspace(-1, 1, side)
     images = x.transpose(0, 3, 1, 2) if x.ndim == 4 else x
     x_torch, y_torch = torch.from_numpy(images.copy()), torch.from_numpy(y.astype(np.int64))
     directions_torch = torch.from_numpy(np.stack([ravel_pytree(d)[0] for d in directions]))
-    ours = float(landscape.hessian_eigenvalues(loss, params, 1, keys[0], arrays, tolerance=0)[0])
+    ours = float(hessian_eigenvalues(loss, params, 1, keys[0], arrays, tolerance=0)[0])
     theirs = torch_eigenvalue(net, x_torch, y_torch)
     if abs(ours - theirs) > 0.01 * abs(ours):
         raise AssertionError(f"The largest eigenvalue is {ours:.4g} here and {theirs:.4g} in PyTorch.")
@@ -94,10 +95,10 @@ def compare(
         return run
 
     threads = sorted({1, devices.cores()})
-    batched = landscape.Batched(loss, batch)
-    surface = {"dlscale.landscape.plane": lambda: landscape.plane(batched, params, *directions, at, at, arrays)}
+    batched = Batched(loss, batch)
+    surface = {"dlscale.loss_landscapes.plane": lambda: plane(batched, params, *directions, at, at, arrays)}
     eigenvalue = {
-        "dlscale.landscape.hessian_eigenvalues": lambda: landscape.hessian_eigenvalues(
+        "dlscale.loss_landscapes.hessian_eigenvalues": lambda: hessian_eigenvalues(
             loss, params, 1, keys[0], arrays, tolerance=0
         )
     }
@@ -106,11 +107,11 @@ def compare(
         eigenvalue[f"PyTorch, {count} threads"] = with_threads(count, torch_eigenvalue)
     per_point = {task: seconds / len(at) ** 2 for task, seconds in interleave(surface, rounds).items()}
     what = f"{name} on {len(x):,} examples"
-    table(f"Loss surface, {what}: per point", per_point, "dlscale.landscape.plane", "ms", 1e3)
+    table(f"Loss surface, {what}: per point", per_point, "dlscale.loss_landscapes.plane", "ms", 1e3)
     table(
         f"Largest eigenvalue, {what}, {STEPS} Lanczos steps",
         interleave(eigenvalue, rounds),
-        "dlscale.landscape.hessian_eigenvalues",
+        "dlscale.loss_landscapes.hessian_eigenvalues",
         "ms",
         1e3,
     )

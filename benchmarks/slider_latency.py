@@ -24,7 +24,7 @@ TURN = {"ArrowLeft": "ArrowRight", "ArrowRight": "ArrowLeft"}
 
 CURVES = """
 import numpy as np
-from dlscale import figures, widgets
+from dlscale.page import figures, widgets
 x = np.linspace(0, 10, 400)
 values = np.linspace(0.5, 2.5, 41).round(2).tolist()
 decorate = dict(xlim=(0, 10), ylim=(-1.1, 1.1), xlabel="time (s)", ylabel="displacement (m)")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import interleave, table
-from dlscale import data, devices, models, train
+from dlscale.lab import data, devices, models, train
 
 RATES = np.logspace(-2.5, -0.5, 32).tolist()
 
@@ -71,7 +71,7 @@ def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> None:
 
     seconds = interleave(
         {
-            "dlscale.train.sweep": lambda: train.sweep(
+            "dlscale.lab.train.sweep": lambda: train.sweep(
                 model, signals, optax.sgd, seed=0, learning_rate=RATES, **budget
             ),
             "JAX, a compiled step in a loop": lambda: [step_loop(rate) for rate in RATES[:few]],
@@ -82,7 +82,7 @@ def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> None:
     )
     per_setting = {name: s / (len(RATES) if name.startswith("dlscale") else few) for name, s in seconds.items()}
     title = f"Sweep, {'-'.join(map(str, sizes))} MLP on mnist1d, batch {batch_size}, {steps} steps: per setting"
-    table(title, per_setting, "dlscale.train.sweep", "ms", 1e3)
+    table(title, per_setting, "dlscale.lab.train.sweep", "ms", 1e3)
 
 
 def torch_lenet() -> nn.Sequential:
@@ -103,12 +103,12 @@ def lenet() -> None:
 
     seconds = interleave(
         {
-            "dlscale.train.fit (with its test)": lambda: train.fit(model, mnist, optax.sgd, **budget),
+            "dlscale.lab.train.fit (with its test)": lambda: train.fit(model, mnist, optax.sgd, **budget),
             "PyTorch eager, 1 thread": lambda: eager(1),
             f"PyTorch eager, {devices.cores()} threads": lambda: eager(devices.cores()),
         }
     )
-    table("LeNet, one epoch of 8,000 digits, batch 128", seconds, "dlscale.train.fit (with its test)", "ms", 1e3)
+    table("LeNet, one epoch of 8,000 digits, batch 128", seconds, "dlscale.lab.train.fit (with its test)", "ms", 1e3)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dlscale import checks
+from dlscale.lab import checks
 
 
 def test_known_names_pass_and_others_get_a_suggestion():

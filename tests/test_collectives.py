@@ -83,7 +83,7 @@ def test_gradients_flow_back_through_a_sum():
 EMULATED = """
 import jax, numpy as np
 from collective_cases import OPERATIONS, cases, check
-from dlscale import devices
+from dlscale.lab import devices
 from hypothesis import given, settings, strategies as st
 
 devices.emulate(6)
@@ -120,7 +120,7 @@ def test_under_pmap_and_shard_map():
 PROCESS = """
 import os, sys
 os.environ["JAX_PLATFORMS"] = "cpu"
-from dlscale import devices
+from dlscale.lab import devices
 rank, size = devices.connect(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 import jax, numpy as np
 from collective_cases import OPERATIONS, cases, check

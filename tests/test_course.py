@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
 
-import dlscale.exercises
+import dlscale.course.exercises
 from dlscale import course
-from dlscale.exercises import Exercise, compare
-from dlscale.statistics import Interval
+from dlscale.course.exercises import Exercise, compare
+from dlscale.lab.intervals import Interval
 
 NOTEBOOKS = course.ROOT / "notebooks"
 STORED = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -204,7 +204,7 @@ def page(claims, monkeypatch, tmp_path):
 
 def test_the_readme_is_renewed(page, capsys):
     options = ["readme", f"--page={page}", f"--notebooks={page.parent}"]
-    assert course.main([*options, "--check"]) == 1 and "python -m dlscale.course readme" in capsys.readouterr().err
+    assert course.main([*options, "--check"]) == 1 and "python -m dlscale readme" in capsys.readouterr().err
     assert course.main(options) == 0 and course.main([*options, "--check"]) == 0
     assert (page.parent / "docs" / "start.png").read_bytes() == b"the last picture"
     text = page.read_text(encoding="utf-8")
@@ -237,7 +237,7 @@ def test_a_stored_claim_that_is_gone_is_named(page, monkeypatch):
 
 
 def test_the_command_line_and_a_light_import():
-    script = "import sys, dlscale.course, dlscale.grading; sys.exit('jax' in sys.modules)"
+    script = "import sys, dlscale.course, dlscale.course.grading; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     shown = subprocess.run([sys.executable, "-m", "dlscale.course", "--help"], capture_output=True, text=True)
     assert shown.returncode == 0 and "grade" in shown.stdout and "readme" in shown.stdout
@@ -254,7 +254,7 @@ def reference(exercise: Exercise) -> object:
 
 
 def exercises_of_the_course() -> list[Exercise]:
-    rooms = pkgutil.iter_modules(dlscale.exercises.__path__)
+    rooms = pkgutil.iter_modules(dlscale.__path__.exercises)
     modules = [importlib.import_module(f"dlscale.exercises.{room.name}") for room in rooms]
     return [entry for module in modules for entry in vars(module).values() if isinstance(entry, Exercise)]
 
@@ -351,10 +351,10 @@ def test_hints_come_in_turn_and_the_solution_is_right(product, capsys):
 
 def test_exercises_are_found_by_id(product, monkeypatch, tmp_path):
     (tmp_path / "demo.py").touch()
-    monkeypatch.setattr(dlscale.exercises, "__path__", [str(tmp_path)])
-    module = types.ModuleType("dlscale.exercises.demo")
+    monkeypatch.setattr(dlscale.course.exercises, "__path__", [str(tmp_path)])
+    module = types.ModuleType("dlscale.demo.exercises")
     module.product = product
-    monkeypatch.setitem(sys.modules, "dlscale.exercises.demo", module)
+    monkeypatch.setitem(sys.modules, "dlscale.demo.exercises", module)
     assert course.exercise("demo-product") is product
     for unknown in ("demo-produkt", "dema-product", "sys", 3, ""):
         with pytest.raises(ValueError, match=r"Unknown exercise .*'demo-product'"):
@@ -387,7 +387,7 @@ def test_compare_says_what_is_wrong():
 
 @given(st.text(), st.integers(10, 400))
 def test_shorten_gives_one_line_that_can_be_written(text, limit):
-    line = dlscale.exercises.shorten(text, limit)
+    line = dlscale.shorten.exercises(text, limit)
     assert len(line) <= limit and len(line.splitlines()) <= 1
     assert line.encode("utf-8") or not text.split()
-    assert dlscale.exercises.shorten("\ud800x") == "?x"
+    assert dlscale.shorten.exercises("\ud800x") == "?x"

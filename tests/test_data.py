@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlscale import data
+from dlscale.lab import data
 
 COMMITTED = ("mnist", "mnist1d", "mnist1d_fresh", "digits")
 TABLES = sorted(path.stem for path in (data.data_folder() / "tables").glob("*.csv"))
@@ -149,7 +149,7 @@ def test_missing_file(copied_folder):
 @pytest.mark.parametrize(("folder", "expected"), [("dlscale/_data", "dlscale/_data"), ("data", "data")])
 def test_data_folder_of_a_wheel_and_of_a_checkout(tmp_path, monkeypatch, folder, expected):
     (tmp_path / folder).mkdir(parents=True)
-    monkeypatch.setattr(data, "__file__", str(tmp_path / "dlscale" / "data.py"))
+    monkeypatch.setattr(data, "__file__", str(tmp_path / "dlscale" / "lab" / "data.py"))
     assert data.data_folder() == tmp_path.resolve() / expected
 
 

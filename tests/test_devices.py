@@ -7,7 +7,7 @@ import jax
 import psutil
 import pytest
 
-from dlscale import devices
+from dlscale.lab import devices
 
 
 def python(code: str, **environment: str) -> subprocess.Popen:
@@ -27,7 +27,7 @@ def test_emulated_devices_each_hold_their_part():
     code = """
 import jax, jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from dlscale import devices
+from dlscale.lab import devices
 assert len(devices.emulate(4)) == 4
 mesh = devices.mesh()
 total = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P()))
@@ -41,12 +41,12 @@ except devices.DeviceError as error:
     assert lines[0] == "[6.] 2 {'w': 2}"
     assert "8 devices asked, but JAX has already started with 4" in lines[1]
     assert "Restart the kernel" in lines[1]
-    assert "dlscale.devices.emulate(8)" in lines[1]
+    assert "dlscale.lab.devices.emulate(8)" in lines[1]
 
 
 def test_more_devices_than_there_are_name_the_line_that_must_come_first():
     many = len(jax.devices()) + 1
-    with pytest.raises(devices.DeviceError, match=rf"run this line .* dlscale\.devices\.emulate\({many}\)"):
+    with pytest.raises(devices.DeviceError, match=rf"run this line .* dlscale\.lab\.devices\.emulate\({many}\)"):
         devices.mesh(many)
 
 
@@ -68,7 +68,7 @@ def test_two_processes_add_up_and_listen_on_this_machine_only():
 import sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from dlscale import devices
+from dlscale.lab import devices
 rank, size = devices.connect()
 mesh = devices.mesh()
 mine = jax.make_array_from_process_local_data(NamedSharding(mesh, P("workers")), np.array([10.0 + rank]))
@@ -125,7 +125,7 @@ def test_impossible_groups_are_refused_in_words(arguments, words):
 
 def test_connecting_after_jax_has_started_says_what_to_do():
     jax.devices()
-    with pytest.raises(devices.DeviceError, match=r"Restart the kernel .* dlscale\.devices\.connect"):
+    with pytest.raises(devices.DeviceError, match=r"Restart the kernel .* dlscale\.lab\.devices\.connect"):
         devices.connect("127.0.0.1:1", 1, 0)
 
 
@@ -155,7 +155,7 @@ def test_the_report_says_what_is_missing(monkeypatch):
 def test_compiled_programs_are_kept_and_change_no_bits(tmp_path):
     code = """
 import jax, jax.numpy as jnp
-from dlscale import devices
+from dlscale.lab import devices
 result = jax.jit(lambda x: jnp.sin(x) @ x)(jnp.arange(9.0).reshape(3, 3))
 print(result.tobytes().hex(), jax.config.jax_compilation_cache_dir)
 """

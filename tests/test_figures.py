@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dlscale import figures
-from dlscale.statistics import interval
+from dlscale.lab.intervals import interval
+from dlscale.page import figures
 
 
 def luminance(color: str) -> float:

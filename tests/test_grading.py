@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-import dlscale.exercises
-from dlscale import course, grading
-from dlscale.exercises import compare
+import dlscale.course.exercises
+from dlscale import course
+from dlscale.course import grading
+from dlscale.course.exercises import compare
 
 ROOM = '''
 import numpy as np
-from dlscale.exercises import Exercise, compare
+from dlscale.course.exercises import Exercise, compare
 
 def _double(f):
     for x in (np.arange(3.0), np.ones((2, 2))):
@@ -78,10 +79,10 @@ def notebook(cells: dict[str, str]) -> nbformat.NotebookNode:
 def room(tmp_path_factory, monkeypatch):
     package = tmp_path_factory.mktemp("package")
     (package / "demo.py").write_text(ROOM, encoding="utf-8")
-    monkeypatch.setattr(dlscale.exercises, "__path__", [str(package)])
+    monkeypatch.setattr(dlscale.course.exercises, "__path__", [str(package)])
     yield
-    sys.modules.pop("dlscale.exercises.demo", None)
-    vars(dlscale.exercises).pop("demo", None)
+    sys.modules.pop("dlscale.demo.exercises", None)
+    vars(dlscale.course.exercises).pop("demo", None)
 
 
 @pytest.fixture
@@ -222,10 +223,10 @@ for fd in range(3, 20):
 """
 CHEATS = {
     "patched check": """
-        import dlscale.exercises
-        dlscale.exercises.Exercise.judge = lambda self, answer: (True, "")
-        dlscale.exercises.Exercise.check = lambda self, answer: None
-        dlscale.exercises.compare = lambda *args: None
+        import dlscale.course.exercises
+        dlscale.Exercise.exercises.judge = lambda self, answer: (True, "")
+        dlscale.Exercise.exercises.check = lambda self, answer: None
+        dlscale.compare.exercises = lambda *args: None
         course.exercise(ID).check(0)""",
     "equal to all": """
         class Any:

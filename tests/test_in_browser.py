@@ -111,7 +111,7 @@ def accessible_name(control):
 
 SPOILED = """
 import ipywidgets
-from dlscale import figures, widgets
+from dlscale.page import figures, widgets
 
 def make(figure):
     (line,) = figures.axes(figure).plot([0, 1], [0, 1])

@@ -21,12 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Text
 
-from dlscale import devices
-from dlscale.collectives import __main__ as command
-from dlscale.collectives import measuring
+from dlscale.collectives import command, measuring
 from dlscale.collectives.measuring import Failed, Row, Skipped
+from dlscale.lab import devices
 
-COMMAND = [sys.executable, "-m", "dlscale.collectives"]
+COMMAND = [sys.executable, "-m", "dlscale", "measure"]
 ENDLESS = ("--algorithms", "xla", "--max", "8", "--warmup", "100000000")
 GONE = 10  # seconds in which processes must have ended
 

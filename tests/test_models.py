@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from dlscale import data, models
+from dlscale.lab import data, models
 
 KEY = jax.random.key(0)
 ONE_OF_EACH = {
@@ -145,7 +145,7 @@ def test_two_threads_may_draw_recurrent_weights():
     code = """
 import jax
 from concurrent.futures import ThreadPoolExecutor
-from dlscale import models
+from dlscale.lab import models
 init = jax.jit(models.rnn(64, "lstm").init)
 with ThreadPoolExecutor(2) as threads:
     for _ in range(40):

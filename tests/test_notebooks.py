@@ -197,7 +197,7 @@ def test_an_answer_cell_must_check_a_known_exercise(answer, tmp_path):
 # The run itself: what it must notice.
 
 EXPLORER = """
-from dlscale import figures, widgets
+from dlscale.page import figures, widgets
 
 def make(figure):
     (line,) = figures.axes(figure).plot([0, 1], [0, 1])
@@ -257,10 +257,10 @@ def test_stale_says_what_changed(tmp_path):
 
 
 def test_library_of_a_notebook_is_what_it_imports_in_turn():
-    cell = nbformat.v4.new_code_cell("%matplotlib inline\nfrom dlscale import statistics\nimport dlscale.checks")
+    cell = nbformat.v4.new_code_cell("%matplotlib inline\nfrom dlscale import statistics\nimport dlscale.lab.checks")
     imported = notebooks._modules(nbformat.v4.new_notebook(cells=[cell]))
-    assert {"dlscale", "dlscale.statistics", "dlscale.checks"} <= imported
-    assert "dlscale.train" not in imported
+    assert {"dlscale", "dlscale.lab.intervals", "dlscale.lab.checks"} <= imported
+    assert "dlscale.lab.train" not in imported
 
 
 def test_a_record_belongs_to_the_library_of_a_notebook_that_reads_it(tmp_path, monkeypatch):

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale import data, models, precision, train
+from dlscale import precision
+from dlscale.lab import data, models, train
 from dlscale.precision import FORMATS, Fixed, Flexpoint, Float, Policy, quantize
 
 KEY = jax.random.key(0)

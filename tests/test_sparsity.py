@@ -14,7 +14,8 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale import models, sparsity
+from dlscale import sparsity
+from dlscale.lab import models
 
 DENSE, CONV = (8, 12), (3, 3, 4, 8)
 SERVED = [(DENSE, name) for name in ("weight", "filter", "block", "2:4", "1:2")]

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from dlscale import data, models, train
+from dlscale.lab import data, models, train
 
 SIGNALS = data.load("mnist1d")
 SMALL = dataclasses.replace(
@@ -280,7 +280,7 @@ def test_a_real_interrupt_ends_training_soon_and_the_next_run_works(start):
     code = f"""
 import os, signal, threading, time
 import optax
-from dlscale import data, models, train
+from dlscale.lab import data, models, train
 long = (models.mlp((40, 64, 10)), data.load("mnist1d"), optax.sgd)
 budget = dict(batch_size=32, epochs=100, progress=False)
 train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1)

@@ -5,7 +5,7 @@ import pytest
 from IPython.display import DisplayHandle
 from PIL import Image
 
-from dlscale import figures, widgets
+from dlscale.page import figures, widgets
 
 
 @pytest.fixture

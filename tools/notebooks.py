@@ -90,10 +90,10 @@ def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
         yield repr({key: claim for key, claim in claims.items() if claim["notebook"] == name})
         if "course_map(" in _code(notebook) or "contents(" in _code(notebook):
             yield (package / "contents.toml").read_text(encoding="utf-8")
-    if "dlscale.experiments" in modules:
+    if "dlscale.course.records" in modules:
         records = sorted((ROOT / "data" / "results").glob("*.json"))  # each knows the code that made it
         yield from (path.read_text(encoding="utf-8") for path in records if path.stem in _code(notebook))
-    if "dlscale.data" in modules:
+    if "dlscale.lab.data" in modules:
         yield (ROOT / "data" / "SHA256SUMS").read_text(encoding="utf-8")
 
 

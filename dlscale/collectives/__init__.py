@@ -1,8 +1,8 @@
 """Collective operations written with one instruction, `jax.lax.ppermute`: "send this array to that worker".
 
 Each function says what one worker does with its array x, and names the axis of workers. It runs unchanged under
-`jax.vmap(…, axis_name=…)` (with `jax.jit` outside, not inside), `jax.pmap`, `jax.shard_map`, and in processes joined by
-`dlscale.devices.connect`. All workers call it with arrays of one shape and dtype. `groups` restricts it to groups of
+`jax.vmap(…, axis_name=…)` (with `jax.jit` outside, not inside), `jax.pmap`, `jax.shard_map`, and in processes
+joined by `devices.connect`. All workers call it with arrays of one shape and dtype. `groups` restricts it to groups of
 workers, which work side by side: lists of workers, all equally long, none twice; the result means nothing to others.
 
 `schedule` reads from the traced program who sends how much to whom in which round, and `dlscale.collectives.replay`
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dlscale import checks
+from dlscale.lab import checks
 
 Groups = Sequence[Sequence[int]]
 Op = Callable[[Array, Array], Array]

@@ -1,4 +1,4 @@
-"""The measuring tool behind `python -m dlscale.collectives`: times, bandwidths and correctness of collectives.
+"""The measuring tool behind `python -m dlscale measure`: times, bandwidths and correctness of collectives.
 
 Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that the numbers can
 be laid beside its own: a size is what one worker has in the end or, for scatter, what the root has at the beginning.
@@ -34,7 +34,8 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dlscale import checks, collectives, devices
+from dlscale import collectives
+from dlscale.lab import checks, devices
 
 ALGORITHMS = {  # "xla" is JAX's own; those with one root know one algorithm, a binomial tree
     "all_reduce": ("xla", *collectives.ALGORITHMS),

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dlscale import checks
 from dlscale.collectives import COLLECTIVES, Pairs
+from dlscale.lab import checks
 
 MOST_WORKERS = 20  # three bits for each fit into a label
 

@@ -1,0 +1,115 @@
+"""Claims: what a lecture or the course says, what was measured, and the verdict by a rule written before the run.
+
+A room's rules stand in its `claims.toml`, under ids "<room>-<slug>".
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dlscale.course.markup import Markdown, Text, table
+from dlscale.lab.checks import known
+from dlscale.lab.intervals import Interval, interval
+
+VERDICTS = {"shows": ("●", "#0072B2"), "weak": ("◐", "#E69F00"), "not at this scale": ("○", "#767676")}
+HEADINGS = ("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict")
+CLAIM_TYPE = "application/vnd.dlscale.claim+json"
+
+
+@functools.cache
+def rules() -> dict[str, dict[str, Any]]:
+    """The entries of all rooms' `claims.toml`, by id."""
+    files = sorted(Path(__file__).parents[1].glob("*/claims.toml"))
+    return {key: entry for file in files for key, entry in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What `claims.toml` says of a claim, what was measured, in its unit, and the verdict; shown as a card."""
+
+    id: str
+    entry: dict[str, Any]
+    interval: Interval
+    verdict: str
+
+    def ours(self) -> str:
+        return f"{self.interval} {self.entry['unit']}, {self.entry['seeds']} {self.entry.get('of', 'seeds')}"
+
+    def row(self) -> list[str]:
+        """Its line in a table with `HEADINGS`."""
+        return [self.entry["statement"], self.entry["source_figure"], self.ours(), self.verdict]
+
+    def _lines(self) -> list[tuple[str, str]]:
+        criterion = f"{'±' if self.entry['rule'] == 'within' else ''}{self.entry['threshold']:g} {self.entry['unit']}"
+        return [
+            ("Claim", self.entry["statement"]),
+            ("Source", f"{self.entry['source']}: {self.entry['source_figure']}"),
+            ("Rule", f"{self.entry['measure']}: the 95 % interval lies {self.entry['rule']} {criterion}"),
+            ("Ours", self.ours()),
+            ("Verdict", f"{VERDICTS[self.verdict][0]} {self.verdict}"),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name + ':':9}{text}" for name, text in self._lines())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        body = "<br>".join(f"<b>{name}:</b> {html.escape(text)}" for name, text in self._lines())
+        edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
+        style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
+        numbers = {name: float(number) for name, number in self.interval._asdict().items()}
+        about = {"id": self.id, **numbers, "verdict": self.verdict} | {k: self.entry[k] for k in ("unit", "seeds")}
+        return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
+
+
+_made: dict[str, Claim] = {}  # those of this kernel, in the order of making
+
+
+def claim(identity: str, samples: ArrayLike) -> Claim:
+    """Decide a claim by the rule that its room's `claims.toml` states for it.
+
+    `samples` (seeds,) are the measurements in the claim's unit, one for each seed; where two arms are compared, their
+    differences or ratios, paired by seed. Raises ValueError for an unknown claim, another number of samples than the
+    rule asks for, and samples that are not finite.
+    """
+    entry = rules()[known("claim", identity, rules())]
+    samples = np.asarray(samples, dtype=float)
+    if samples.shape != (entry["seeds"],):
+        wanted = f"{entry['seeds']} samples, one number for each seed"
+        raise ValueError(f"Claim {identity!r} needs {wanted}, not an array of shape {samples.shape}.")
+    if bad := np.count_nonzero(~np.isfinite(samples)):
+        advice = "A diverged run counts: give it the value of a failed run (for accuracy, chance), do not drop it."
+        raise ValueError(f"{bad} of the {samples.size} samples for claim {identity!r} are not finite. {advice}")
+    measured = interval(samples)
+    _made[identity] = Claim(identity, entry, measured, decide(measured, entry["rule"], entry["threshold"]))
+    return _made[identity]
+
+
+def decide(measured: Interval, rule: str, threshold: float) -> str:
+    """Return "shows" if the whole interval keeps the rule, "weak" if its mean does, else "not at this scale"."""
+    keeps = {"above": np.greater, "below": np.less, "within": lambda value, limit: abs(value) <= limit}
+    known("rule", rule, keeps)
+    mean, low, high = (keeps[rule](value, threshold) for value in measured)
+    return "shows" if low and high else "weak" if mean else "not at this scale"
+
+
+def verdicts() -> Text:
+    """The verdicts of the claims made in this kernel, without numbers: the same on every machine, if they hold."""
+    return Text("\n".join(f"{made.id}: {made.verdict}" for made in _made.values()))
+
+
+def claims_table() -> Markdown:
+    """A table of the claims made in this kernel, with numbers."""
+    return table(HEADINGS, [made.row() for made in _made.values()])
+
+
+def summary(*points: str) -> Markdown:
+    """What the reader saw, as a list: its numbers come from the cells above, not from prose."""
+    return Markdown("\n".join(f"- {point}" for point in points))

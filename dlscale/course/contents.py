@@ -1,0 +1,44 @@
+"""The map: the notebooks of the course, in order, as `contents.toml` lists them."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+from dlscale.course.markup import Markdown, table
+
+
+class Notebook(NamedTuple):
+    """An entry of `contents.toml`: `minutes` to read and `seconds` for the machine are None until it is available."""
+
+    file: str
+    title: str
+    question: str
+    lecture: str
+    available: bool = True
+    minutes: int | None = None
+    seconds: int | None = None
+
+    @property
+    def room(self) -> str:
+        """The package of the notebook: its name without its number."""
+        return self.file.removesuffix(".ipynb").partition("_")[2]
+
+
+@functools.cache
+def contents() -> tuple[Notebook, ...]:
+    """The notebooks of the course, in order."""
+    entries = tomllib.loads(Path(__file__).with_name("contents.toml").read_text(encoding="utf-8"))
+    return tuple(Notebook(f"{name}.ipynb", **entry) for name, entry in entries.items())
+
+
+def course_map(folder: str = "") -> Markdown:
+    """A table of the notebooks; links to the available ones begin with `folder`, for example "notebooks/"."""
+    rows = []
+    for book in contents():
+        title = f"[{book.title}]({folder}{book.file})" if book.available else book.title
+        times = f"{book.minutes} min, {book.seconds} s" if book.available else "in preparation"
+        rows.append([book.file[:2], title, book.question, times])
+    return table(("", "Notebook", "Question", "Reading, machine"), rows)

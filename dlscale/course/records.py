@@ -1,0 +1,232 @@
+"""Recorded experiments: too long to run live, every trial kept, and each of them can be run again.
+
+An experiment "<room>-<name>" is an instance of `Experiment` in the room's module `experiment`; its record is
+`data/results/<id>.json`. `python -m dlscale run` lists them, `… ID` runs one and renews its record.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import inspect
+import json
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlscale.lab import checks, data, devices
+
+Setting = dict[str, Any]  # plain values by name
+Measures = dict[str, float]
+Run = Callable[[Sequence[Setting]], list[Measures]]
+
+PACKAGES = ("jax", "jaxlib", "numpy", "optax")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Trials, and the plan that says which.
+
+    `trial(**setting)` is one training run and returns its measures, NaN or infinite ones where it diverged. `plan(run)`
+    calls `run(settings)`, which returns their measures in order, as often as it likes: what is asked later may depend
+    on what came out. `tolerance` says for each measure how far it may differ when a trial runs again, on any machine.
+    """
+
+    id: str
+    about: str
+    trial: Callable[..., Measures]
+    plan: Callable[[Run], object]
+    tolerance: Measures
+
+
+class Trial(NamedTuple):
+    """One training run; `seconds` of the core that ran it, compilation included."""
+
+    setting: Setting
+    measures: Measures
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """All trials of an experiment, in the order of its plan, with what they were made with."""
+
+    id: str
+    source: str  # fingerprint of the module that made it
+    versions: dict[str, str]
+    trials: list[Trial]
+
+    def __str__(self) -> str:
+        seconds = sum(trial.seconds for trial in self.trials)
+        made = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        how = f"python -m dlscale run {self.id}"
+        return f"Recorded: {len(self.trials):,} trials, {seconds:,.0f} seconds of one core, {made}. Command: {how}"
+
+    def options(self, name: str, **setting: Any) -> list[Any]:
+        """The values that `name` takes in the trials with this setting, in order of appearance."""
+        return list(dict.fromkeys(trial.setting[name] for trial in self.select(**setting) if name in trial.setting))
+
+    def values(self, measure: str, **setting: Any) -> np.ndarray:
+        """One measure of the trials with this setting, in order of their seeds."""
+        trials = sorted(self.select(**setting), key=lambda trial: trial.setting.get("seed", 0))
+        checks.known("measure", measure, trials[0].measures)
+        return np.array([trial.measures[measure] for trial in trials])
+
+    def select(self, **setting: Any) -> list[Trial]:
+        """The trials with this setting, and whatever else. Raises ValueError if there is none."""
+        found = [trial for trial in self.trials if setting.items() <= trial.setting.items()]
+        if not found:
+            raise ValueError(f"No trial of {self.id!r} has {setting}; the first has {self.trials[0].setting}.")
+        return found
+
+
+def fingerprint(chosen: Experiment) -> str:
+    """Changes with the code of the module that the trial stands in, not with its comments or its layout."""
+    source = inspect.getsource(importlib.import_module(chosen.trial.__module__))
+    return hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
+
+
+def results_folder() -> Path:
+    """Return the folder of the records that come with the course."""
+    return data.data_folder() / "results"
+
+
+def read(identity: str, folder: Path | None = None) -> Record:
+    """Read the record of an experiment. Raises FileNotFoundError where there is none, ValueError if it is damaged."""
+    path = (folder or results_folder()) / f"{identity}.json"
+    again = f"`git checkout data/results/{path.name}` restores it, `python -m dlscale run {identity}` renews it."
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing. {again}")
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        return Record(entry["id"], entry["source"], entry["versions"], [_trial(line) for line in entry["trials"]])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path} is damaged. {again}") from None
+
+
+def _trial(line: dict[str, Any]) -> Trial:
+    measures = {name: float("nan" if value is None else value) for name, value in line["measures"].items()}
+    return Trial(line["setting"], measures, line["seconds"])
+
+
+def _line(trial: Trial) -> dict[str, Any]:
+    """What JSON can hold: NaN becomes null, since JSON has no word for it."""
+    finite = {name: value if np.isfinite(value) else None for name, value in trial.measures.items()}
+    return trial._replace(measures=finite)._asdict()
+
+
+def _key(setting: Setting) -> str:
+    return json.dumps(setting, sort_keys=True)
+
+
+def _measure(chosen: Experiment, setting: Setting) -> Trial:
+    start = time.perf_counter()
+    measures = {name: float(value) for name, value in chosen.trial(**setting).items()}
+    if measures.keys() != chosen.tolerance.keys():
+        raise ValueError(f"A trial of {chosen.id!r} measured {[*measures]}, its tolerance is of {[*chosen.tolerance]}.")
+    return Trial(setting, measures, round(time.perf_counter() - start, 3))
+
+
+def execute(chosen: Experiment, folder: Path | None = None, tell: Callable[[int, int], object] | None = None) -> Record:
+    """Run an experiment, one trial a core, and write its record.
+
+    Each trial is kept as soon as it is finished, in a `.part` file beside the record: a run that was interrupted goes
+    on where it stopped, unless code or versions changed. The old record stays until the new one is complete.
+    `tell(done, planned)` hears of each trial; the run ends with what it raises.
+    """
+    folder = folder or results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {"id": chosen.id, "source": fingerprint(chosen), "versions": _versions()}
+    part = folder / f"{chosen.id}.{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.part"
+    done = {_key(trial.setting): trial for trial in _read_part(part)}
+    asked: dict[str, None] = {}
+
+    lock = threading.Lock()
+
+    with part.open("a", encoding="utf-8") as file, ThreadPoolExecutor(devices.cores()) as pool:
+
+        def one(setting: Setting) -> None:
+            trial = _measure(chosen, setting)
+            with lock:
+                done[_key(setting)] = trial
+                file.write(json.dumps(_line(trial)) + "\n")
+                file.flush()
+
+        def run(settings: Sequence[Setting]) -> list[Measures]:
+            keys = [_key(setting) for setting in settings]
+            asked.update(dict.fromkeys(keys))
+            waiting = {key: setting for key, setting in zip(keys, settings, strict=True) if key not in done}
+            before = len(done)
+            for count, job in enumerate(as_completed([pool.submit(one, setting) for setting in waiting.values()]), 1):
+                job.result()
+                if tell:
+                    tell(before + count, before + len(waiting))
+            return [done[key].measures for key in keys]
+
+        try:
+            chosen.plan(run)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    # one trial a line, so that a change shows in a diff as what it is
+    lines = ",\n".join(json.dumps(_line(done[key])) for key in asked)
+    path, new = folder / f"{chosen.id}.json", folder / f"{chosen.id}.new"
+    new.write_text(f'{json.dumps(made)[:-1]}, "trials": [\n{lines}\n]}}\n', encoding="utf-8")
+    new.replace(path)
+    part.unlink()
+    return read(chosen.id, folder)
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
+
+
+def _read_part(path: Path) -> list[Trial]:
+    """The finished trials; the last line is incomplete if the machine went down while it was written."""
+    trials = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            trials.append(_trial(json.loads(line)))
+        except ValueError:
+            continue
+    return trials
+
+
+class Rerun(NamedTuple):
+    """A trial that was run again, and whether every measure came out as recorded, up to the tolerance."""
+
+    recorded: Trial
+    again: Trial
+    tolerance: Measures
+
+    @property
+    def agrees(self) -> bool:
+        pairs = (
+            (value, self.again.measures[name], self.tolerance[name]) for name, value in self.recorded.measures.items()
+        )
+        return all(np.isclose(new, old, rtol=0, atol=limit, equal_nan=True) for old, new, limit in pairs)
+
+    def __repr__(self) -> str:
+        setting = ", ".join(f"{name} {value}" for name, value in self.recorded.setting.items())
+        lines = [
+            f"{name}: recorded {value:.6g}, now {self.again.measures[name]:.6g} (allowed: ±{self.tolerance[name]:g})"
+            for name, value in self.recorded.measures.items()
+        ]
+        verdict = "It agrees." if self.agrees else "It does not agree."
+        return "\n".join([f"Run again: {setting}", *lines, f"{verdict} {self.again.seconds:.1f} s"])
+
+
+def rerun(chosen: Experiment, draw: int | None = None, folder: Path | None = None) -> Rerun:
+    """Run one recorded trial again, drawn at random; `draw` is the seed of the draw, if it is to be the same again."""
+    trial = random.Random(draw).choice(read(chosen.id, folder).trials)
+    return Rerun(trial, _measure(chosen, trial.setting), chosen.tolerance)

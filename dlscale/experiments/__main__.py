@@ -1,5 +1,0 @@
-import sys
-
-from dlscale.experiments import main
-
-sys.exit(main())

@@ -1,0 +1,184 @@
+"""The machine: its cores and memory, emulated devices on one processor, and processes that work together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import psutil
+from jax._src.lib import _jax  # for what has no public name
+
+from dlscale.lab import checks
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError):  # not Linux, or no container
+        return Path(path).read_text().strip()
+    return ""
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep what it compiles on disk, so that a restarted notebook is ready in seconds: same bits, no waiting.
+
+    One folder for each kind of processor, since homes are shared between machines and compiled programs are not.
+    DLSCALE_CACHE=off turns it off; a folder that JAX was already given stays.
+    """
+    if os.environ.get("DLSCALE_CACHE") == "off" or jax.config.jax_compilation_cache_dir:
+        return
+    flags = (line for line in _text("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
+    processor = next(flags, None) or platform.processor()
+    kind = hashlib.sha256(f"{platform.machine()} {processor}".encode()).hexdigest()[:12]
+    folder = Path("~/.cache/dlscale/programs").expanduser() / kind
+    with contextlib.suppress(OSError):  # a home that cannot be written to: compile each time
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class DeviceError(RuntimeError):
+    """JAX was started in a way that cannot serve what is asked; the message says which line must come first."""
+
+
+def _restart(line: str) -> str:
+    return f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
+
+
+def emulate(count: int) -> list[jax.Device]:
+    """Let JAX see `count` devices on this processor, and return them.
+
+    They share its cores: right for seeing who holds and sends what, wrong for measuring speed. Must come before JAX
+    first computes; asking again for as many, or fewer, is harmless. Raises DeviceError when it comes too late.
+    """
+    count = checks.whole("The number of devices", count)
+    with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
+        jax.config.update("jax_num_cpu_devices", count)
+    return _first(count)
+
+
+def mesh(count: int | None = None, axis_name: str = "workers") -> jax.sharding.Mesh:
+    """A one-dimensional mesh of `count` devices (default: all) for `jax.shard_map`. Raises DeviceError if too few."""
+    count = len(jax.devices()) if count is None else checks.whole("The number of devices", count)
+    return jax.make_mesh((count,), (axis_name,), axis_types=(jax.sharding.AxisType.Auto,), devices=_first(count))
+
+
+def _first(count: int) -> list[jax.Device]:
+    have = jax.devices()
+    if len(have) < count:
+        advice = _restart(f"dlscale.lab.devices.emulate({count})")
+        raise DeviceError(f"{count} devices asked, but JAX has already started with {len(have)}. {advice}")
+    return have[:count]
+
+
+def connect(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None
+) -> tuple[int, int]:
+    """Join this process to a group and return (its number, the group's size). Call it before JAX first computes.
+
+    `coordinator` is "host:port" of process 0; `processes` the group's size; `process` this one's number. Left out, they
+    come from the environment: DLSCALE_COORDINATOR, DLSCALE_PROCESSES, DLSCALE_PROCESS. Process 0 listens on the
+    coordinator's own address only, and all listen on loopback only if that does: a group on "127.0.0.1:PORT" is out of
+    reach for other machines.
+    Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
+    """
+    address = str(_setting("coordinator", coordinator))
+    size = checks.whole("processes", _setting("processes", processes))
+    rank = checks.whole("process", _setting("process", process), low=0, high=size - 1)
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
+    if host in ("127.0.0.1", "localhost"):  # Gloo would listen on the address that belongs to the machine's name
+        _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=host)
+    try:
+        jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        raise DeviceError("JAX has already started by itself. " + _restart("dlscale.lab.devices.connect(…)")) from None
+    return rank, size
+
+
+def _setting(name: str, value: object) -> object:
+    """The value, or else what the environment says; digits count as a number."""
+    variable = f"DLSCALE_{name.upper()}"
+    if value is None and (value := os.environ.get(variable)) is None:
+        raise ValueError(f"connect() needs {name}: pass {name}=… or set the environment variable {variable}.")
+    return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+
+
+def cores() -> int:
+    """Processor cores this process may use: of the machine, its affinity mask and its container's quota, the least."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        allowed = min(allowed, max(1, int(quota) // int(period)))
+    return allowed
+
+
+def side_by_side(function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) -> list[Any]:
+    """[function(*job) for job in jobs], one job a core. Results come as NumPy arrays where they were JAX's.
+
+    A small network keeps one core busy; compiled programs of several run at the same time. When a job raises, or the
+    cell is interrupted, what has not begun never does.
+    """
+    pool = ThreadPoolExecutor(cores())
+    try:
+        return list(pool.map(lambda job: jax.device_get(function(*job)), jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Memory(NamedTuple):
+    """Memory of the machine, or of the container if that has less, in bytes."""
+
+    total: int
+    available: int
+
+
+def memory() -> Memory:
+    """What this process may use. On Binder and JupyterHub the container's limit counts, not the machine's memory."""
+    machine = psutil.virtual_memory()
+    limit = _text("/sys/fs/cgroup/memory.max") or os.environ.get("MEM_LIMIT", "")
+    if not limit.isdigit() or int(limit) > machine.total:
+        return Memory(machine.total, machine.available)
+    used = int(_text("/sys/fs/cgroup/memory.current") or psutil.Process().memory_info().rss)
+    return Memory(int(limit), min(machine.available, max(0, int(limit) - used)))
+
+
+class Finding(NamedTuple):
+    """One line of the machine's report: what was looked at, what was found, and what to do if it falls short."""
+
+    item: str
+    found: str
+    advice: str = ""
+
+
+def report() -> list[Finding]:
+    """Look at Python, packages, cores, memory and emulated devices, and say in words what is missing."""
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "optax", "numpy", "matplotlib"))
+    total, free = (amount / 2**30 for amount in memory())
+    # in a process of its own: here JAX may have started, and emulation is not for every notebook
+    code = "from dlscale import devices; print(len(devices.emulate(8)))"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    seen, problem = child.stdout.strip(), child.stderr.strip()[-200:]
+    shut_down = "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again."
+    lines = [
+        ("Python", platform.python_version(), sys.version_info >= (3, 11), "Install Python 3.11."),
+        ("packages", versions, True, ""),
+        ("cores", str(cores()), cores() > 1, "It works, in about twice the time a notebook names."),
+        ("free memory", f"{free:.1f} of {total:.1f} GiB", free >= 1, shut_down),
+        ("emulated devices", seen or "none", seen == "8", f"Notebooks on parallelism need them. {problem}"),
+    ]
+    return [Finding(item, found, "" if enough else advice) for item, found, enough, advice in lines]

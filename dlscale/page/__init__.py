@@ -1,0 +1,1 @@
+"""What a notebook shows: figures, and explorers that answer to their controls."""

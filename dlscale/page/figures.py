@@ -1,0 +1,91 @@
+"""Drawing that every notebook shares: one palette, bands over seeds, direct labels, pictures with alt text.
+
+Figures are made without pyplot: nothing stays open behind the notebook, and callbacks may draw from any thread.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from IPython.display import display
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.contour import ContourSet
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
+
+from dlscale.lab.intervals import interval
+
+# Okabe & Ito 2008: distinct for every kind of colour vision, and in print
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+)  # fmt: skip
+GREY = "#767676"
+METHODS = {"SGD": BLACK, "momentum": ORANGE, "Nesterov": SKY, "Adagrad": GREEN, "Adadelta": PINK}
+METHODS |= {"RMSprop": BLUE, "Adam": RED}
+TRAIN, TEST = BLUE, RED
+
+STYLE = dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False) | {"lines.linewidth": 1.8}
+STYLE |= {"axes.grid": True, "axes.axisbelow": True, "axes.titlesize": 11, "grid.color": "#e4e4e4"}
+
+
+def new(columns: int = 1, width: float = 7.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
+    """A figure of width × height inches at 100 dpi, and its axes (an array if there are several columns)."""
+    figure = FigureCanvasAgg(Figure((width, height), dpi=100, layout="constrained")).figure
+    return figure, axes(figure, columns, **options)
+
+
+def axes(figure: Figure, columns: int = 1, **options: Any) -> Any:
+    """Axes side by side in `figure`, in the style of the course."""
+    with rc_context(STYLE):
+        return figure.subplots(1, columns, **options)
+
+
+def png(figure: Figure, compression: int = 6) -> bytes:
+    """The figure's present canvas as PNG. Compression 1 is five times as fast as 6, for pictures that live."""
+    buffer, pixels = io.BytesIO(), np.asarray(figure.canvas.buffer_rgba())
+    Image.fromarray(pixels).convert("RGB").save(buffer, "png", compress_level=compression)
+    return buffer.getvalue()
+
+
+def show(figure: Figure, alt: str) -> None:
+    """Display the figure; `alt` says in a sentence what is to be seen, for those who cannot see it."""
+    figure.canvas.draw()
+    display({"image/png": png(figure)}, raw=True, metadata={"image/png": {"alt": alt}})
+
+
+def band(ax: Axes, x: Sequence[float], samples: np.ndarray, color: str, label: str = "", **options: Any) -> Line2D:
+    """The mean of samples (seeds, len(x)) with its 95 % interval as a band."""
+    mean, low, high = interval(samples)
+    (line,) = ax.plot(x, mean, color=color, **options)
+    ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    if label:
+        name(ax, line, label)
+    return line
+
+
+def name(ax: Axes, line: Line2D, label: str, shift: float = 0.0) -> None:
+    """Write `label` beside the last point of the line, `shift` points higher, in its colour: no legend to look up."""
+    points = line.get_xydata()
+    last = points[np.isfinite(points).all(axis=1)][-1]
+    beside = {"xytext": (5, shift), "textcoords": "offset points", "va": "center", "clip_on": False}
+    ax.annotate(label, last, color=line.get_color(), **beside)
+
+
+Surface = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def contour(ax: Axes, f: Surface, x: tuple[float, float], y: tuple[float, float], levels: int = 18) -> ContourSet:
+    """Filled contours of f(x, y) over two ranges, evenly spaced in log (f - min f), with labelled axes."""
+    grid_x, grid_y = np.meshgrid(np.linspace(*x, 201), np.linspace(*y, 201))
+    value = np.asarray(f(grid_x, grid_y))
+    height = np.log10(value - value.min() + 1e-3 * np.ptp(value))
+    filled = ax.contourf(grid_x, grid_y, height, levels, cmap="cividis", alpha=0.85)
+    ax.set(xlim=x, ylim=y, xlabel="$w_1$", ylabel="$w_2$")
+    ax.grid(False)
+    return filled

@@ -1,0 +1,125 @@
+"""The recorded experiment of notebook 05: LeNet in 16-bit fixed point, to the nearest number or to a random neighbour.
+
+Gupta et al. 2015 (arXiv:1502.02551): every number is a word of 16 bits, `fraction_bits` of them behind the point.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from dlscale.course.records import Experiment, Run
+from dlscale.lab import data, models, train
+from dlscale.lab.data import Dataset
+from dlscale.precision import Fixed, FixedLayout, quantize
+
+STEPS, BATCH_SIZE, MOMENTUM = 300, 32, 0.9
+FRACTION_BITS = (6, 8, 10, 12, 14)
+ROUNDINGS = ("nearest", "stochastic")
+RATES = tuple(2.0**exponent for exponent in range(-11, -3))
+TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8)
+OUTPUTS = Fixed(6, 10).layout  # of the layers, whatever the rest has: in words with a longer fraction they overflow
+
+
+@functools.cache
+def _images(judged_on: str) -> Dataset:
+    """The same 6,000 training images, with those held out of them ("validation") or the test set to judge by."""
+    images = data.load("mnist")
+    held_out = data.validation_split(images, fraction=0.25)
+    return replace(held_out, x_test=images.x_test, y_test=images.y_test) if judged_on == "test" else held_out
+
+
+def _round(x: Array, word: FixedLayout, rounding: str, key: Array) -> Array:
+    return x if rounding == "none" else quantize(x, word, rounding, key)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _output(x: Array, word: FixedLayout, key: Array, rounding: str) -> Array:
+    """A layer's output in the format of outputs; its error, on the way back, as a `word`."""
+    return _round(x, OUTPUTS, rounding, jax.random.fold_in(key, 0))
+
+
+_output.defvjp(
+    lambda x, word, key, rounding: (_output(x, word, key, rounding), (word, key)),
+    lambda rounding, kept, g: (_round(g, kept[0], rounding, jax.random.fold_in(kept[1], 1)), None, None),
+)
+
+
+def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -> Array:
+    """LeNet as in `models.lenet`, with `output` applied to what each layer computes."""
+    for name in ("conv1", "conv2"):
+        x = models.max_pool(models.conv2d(x, params[name]["w"], padding="VALID")) + params[name]["b"]
+        x = jax.nn.relu(output(x))
+    x = x.reshape(len(x), -1)
+    for name in ("dense1", "dense2"):
+        x = jax.nn.relu(output(x @ params[name]["w"] + params[name]["b"]))
+    return output(x @ params["output"]["w"] + params["output"]["b"])
+
+
+@functools.partial(jax.jit, static_argnames="rounding")
+def _train(
+    params: models.Params, order: Array, x: Array, y: Array, key: Array, word: FixedLayout, rate: Array, rounding: str
+) -> models.Params:
+    """SGD with momentum; weights, their steps and the errors are words, products and the softmax are float32."""
+    start, as_layers = ravel_pytree(params)  # one array: fewer generators of random numbers to compile
+
+    def step(state: tuple[Array, Array], inputs: tuple[Array, Array]) -> tuple:
+        (w, memory), (rows, number) = state, inputs
+        keys = map(functools.partial(jax.random.fold_in, jax.random.fold_in(key, number)), itertools.count())
+
+        def loss(w: Array) -> Array:
+            z = _logits(as_layers(w), x[rows], lambda h: _output(h, word, next(keys), rounding))
+            return -jnp.take_along_axis(jax.nn.log_softmax(z), y[rows][:, None], 1).mean()
+
+        memory = _round(MOMENTUM * memory + jax.grad(loss)(w), word, rounding, next(keys))
+        return (_round(w - rate * memory, word, rounding, next(keys)), memory), None
+
+    return as_layers(jax.lax.scan(step, (start, jnp.zeros_like(start)), (order, jnp.arange(len(order))))[0][0])
+
+
+@jax.jit
+def _accuracy(params: models.Params, x: Array, y: Array) -> Array:
+    return train.evaluate(models.lenet(), params, x, y)[1]
+
+
+def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy in percent after 300 steps. `rounding` "none" trains in float32, whatever `fraction_bits` says."""
+    images = _images(judged_on)
+    rng, count = np.random.default_rng(seed), len(images.x_train)
+    order = np.concatenate([rng.permutation(count) for _ in range(-(-STEPS * BATCH_SIZE // count))])
+    # rbg: a generator that compiles and draws far faster than JAX's usual one
+    keys = jax.random.key(seed), jax.random.key(seed, impl="unsafe_rbg")
+    params = jax.jit(models.lenet().init)(keys[0])
+    rows = order[: STEPS * BATCH_SIZE].reshape(STEPS, BATCH_SIZE)
+    word = Fixed(16 - fraction_bits, fraction_bits).layout
+    rate = np.float32(learning_rate)
+    params = _train(params, rows, images.x_train, images.y_train, keys[1], word, rate, rounding)
+    return {"accuracy": 100 * float(_accuracy(params, images.x_test, images.y_test))}
+
+
+def plan(run: Run) -> None:
+    """Each arm at the best of the same rates, found on validation images; then the test images with other seeds."""
+    for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS), (14, "none")]:
+        setting = dict(zip(("fraction_bits", "rounding"), arm, strict=True))
+        tuning = itertools.product(RATES, TUNING_SEEDS)
+        measures = run([{**setting, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
+        means = np.reshape([measured["accuracy"] for measured in measures], (len(RATES), -1)).mean(1)
+        best = RATES[int(means.argmax())]
+        run([{**setting, "learning_rate": best, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+
+
+LENET = Experiment(
+    "precision-lenet",
+    "LeNet on MNIST in 16-bit fixed point: fractions of 6 to 14 bits, nearest against stochastic rounding, tuned",
+    trial,
+    plan,
+    {"accuracy": 8.0},
+)

@@ -1,0 +1,243 @@
+"""The recorded experiments of notebook 06: how large the pieces are that are pruned, and recurrent nets, pruned."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from dlscale import sparsity
+from dlscale.course.records import Experiment, Run
+from dlscale.lab import data, models
+from dlscale.lab.data import Dataset
+from dlscale.lab.models import Model, Params
+
+TEST_SEEDS = range(10)
+INDEX_BITS = 4
+
+
+@functools.cache
+def _halves(name: str) -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Training examples without those held out, and what to judge by: those held out ("validation"), or "test"."""
+    full = data.load(name)
+    held_out = data.validation_split(full, fraction=0.25)
+    return held_out, {"validation": (held_out.x_test, held_out.y_test), "test": (full.x_test, full.y_test)}
+
+
+def _order(seed: int, count: int, batch: int, epochs: int) -> np.ndarray:
+    """Rows of the examples for each step, each example at most once an epoch."""
+    rng, steps = np.random.default_rng(seed), count // batch
+    return np.concatenate([rng.permutation(count)[: steps * batch].reshape(steps, batch) for _ in range(epochs)])
+
+
+def _descend(
+    model: Model, optimizer: optax.GradientTransformation, params: Params, order: Array, x: Array, y: Array
+) -> Params:
+    def loss(params: Params, rows: Array) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x[rows]), y[rows]).mean()
+
+    def step(state: tuple[Params, optax.OptState], rows: Array) -> tuple[tuple[Params, optax.OptState], None]:
+        params, memory = state
+        updates, memory = optimizer.update(jax.grad(loss)(params, rows), memory, params)
+        return (optax.apply_updates(params, updates), memory), None
+
+    return jax.lax.scan(step, (params, optimizer.init(params)), order)[0][0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _accuracy(model: Model, params: Params, x: Array, y: Array) -> Array:
+    return (model.apply(params, x).argmax(-1) == y).mean()
+
+
+# Granularity: a convolutional net, trained, pruned at once, trained again
+
+PRUNED = ("conv2", "conv3")
+DENSITIES = (0.03, 0.06, 0.12, 0.2, 0.4)
+GRANULARITIES = ("weight", "vector", "kernel", "filter", "block")
+CONV_RATES, CONV_TUNING_SEEDS = (0.025, 0.05, 0.1, 0.2, 0.4), (100, 101)
+DENSE_RATE, CONV_BATCH, CONV_EPOCHS = 0.05, 50, 2
+
+
+@functools.cache
+def _images() -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """MNIST at half the resolution."""
+    train, judged = _halves("mnist")
+    return train, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
+
+
+def _pooled(x: np.ndarray) -> np.ndarray:
+    """Means over 2×2 pixels of images (count, height, width, 1)."""
+    return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, 1).mean((2, 4))
+
+
+@functools.cache
+def _conv_net() -> Model:
+    """Three 3×3 convolutions with ReLU, the first two max-pooled, and a dense layer: 14×14 images, ten classes."""
+    shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
+
+    def init(key: Array) -> Params:
+        keys = jax.random.split(key, len(shapes))
+        params = {}
+        for (name, shape), k in zip(shapes.items(), keys, strict=True):
+            deviation = math.sqrt((1 if name == "output" else 2) / math.prod(shape[:-1]))
+            params[name] = {"w": deviation * jax.random.normal(k, shape), "b": jnp.zeros(shape[-1])}
+        return params
+
+    def apply(params: Params, x: Array) -> Array:
+        for name in ("conv1", "conv2", "conv3"):
+            x = models.conv2d(x, params[name]["w"])
+            x = jax.nn.relu((x if name == "conv3" else models.max_pool(x)) + params[name]["b"])
+        return x.reshape(len(x), -1) @ params["output"]["w"] + params["output"]["b"]
+
+    return Model(init, apply)
+
+
+@jax.jit
+def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Array, y: Array) -> Params:
+    """SGD with momentum, the rate falling to 0 on half a cosine."""
+    optimizer = optax.sgd(optax.cosine_decay_schedule(rate, len(order)), momentum=0.9)
+    return _descend(_conv_net(), sparsity.masked(optimizer, mask), params, order, x, y)
+
+
+def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> Params:
+    train, _ = _images()
+    order = _order(seed, len(train.x_train), CONV_BATCH, CONV_EPOCHS)
+    return _train_conv(params, mask, np.float32(rate), order, _pooled(train.x_train), train.y_train)
+
+
+@functools.cache
+def dense_conv_net(seed: int) -> Params:
+    """The trained net that all arms of a seed are pruned from."""
+    params = jax.jit(_conv_net().init)(jax.random.key(seed))
+    return _epochs_of_conv(seed, params, jax.tree.map(jnp.ones_like, params), DENSE_RATE)
+
+
+def prune_conv_net(params: Params, granularity: str, density: float) -> tuple[Params, Params]:
+    """The pruned net and its mask: only the second and third convolution are pruned, each to this density."""
+    mask = jax.tree.map(jnp.ones_like, params)
+    for name in PRUNED:
+        mask[name] = {**mask[name], "w": sparsity.mask(params[name]["w"], density, granularity)}
+    return jax.tree.map(jnp.multiply, params, mask), mask
+
+
+def entries(mask: Params, granularity: str) -> tuple[int, int]:
+    """Groups that the relative encoding writes, fillers included, and the weights of a group.
+
+    In "N:M" the groups have no common fate: each weight is written on its own.
+    """
+    granularity = "weight" if ":" in granularity else granularity
+    made = [sparsity.encode(mask[name]["w"], "relative", granularity, INDEX_BITS, dtype="float16") for name in PRUNED]
+    size = math.prod(made[0].sides)
+    return sum(code.bits for code in made) // (INDEX_BITS + 16 * size), size
+
+
+def granularity_trial(
+    granularity: str, density: float, learning_rate: float, seed: int, judged_on: str
+) -> dict[str, float]:
+    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; numbers to store."""
+    params, mask = prune_conv_net(dense_conv_net(seed), granularity, density)
+    params = _epochs_of_conv(seed + 1000, params, mask, learning_rate)
+    kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
+    written, size = entries(mask, granularity)
+    accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
+    return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size}
+
+
+def granularity_plan(run: Run) -> None:
+    """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
+    arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
+    for granularity, density in arms:
+        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, {"granularity": granularity, "density": density})
+
+
+def _tuned(run: Run, rates: Sequence[float], seeds: Sequence[int], arm: dict[str, float | str]) -> None:
+    tuning = itertools.product(rates, seeds)
+    measures = run([{**arm, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
+    means = np.reshape([measured["accuracy"] for measured in measures], (len(rates), -1)).mean(1)
+    best = rates[int(means.argmax())]
+    run([{**arm, "learning_rate": best, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+
+
+# Recurrent nets: gated recurrent units over the 40 values of MNIST-1D, two at a time
+
+SMALL, LARGE = 32, 80  # hidden units
+RECURRENT_RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
+RECURRENT_TUNING_SEEDS = range(100, 106)  # with two, chance chose between neighbouring rates
+RECURRENT_DENSITIES = (0.05, 0.1, 0.2, 0.4, 1.0)
+RECURRENT_BATCH, RECURRENT_EPOCHS, PRUNE_EVERY = 100, 24, 20
+
+
+def _recurrent_net(hidden: int) -> Model:
+    return models.rnn(hidden, "gru", features=2)
+
+
+def _initial(hidden: int, seed: int) -> Params:
+    return jax.jit(_recurrent_net(hidden).init)(jax.random.key(seed))
+
+
+def parameters(hidden: int, density: float = 1.0) -> int:
+    """Weights that stay, with all biases."""
+    weights = 3 * hidden * (2 + hidden) + 10 * hidden
+    return round(density * weights) + 3 * hidden + 10
+
+
+def matching_density() -> float:
+    """The density that leaves the large net as many parameters as the small one has when dense."""
+    biases = parameters(LARGE, 0.0)
+    return (parameters(SMALL) - biases) / (parameters(LARGE) - biases)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _train_recurrent(
+    hidden: int, params: Params, density: Array, rate: Array, order: Array, x: Array, y: Array
+) -> Params:
+    """Adam, its rate falling to 0 on half a cosine; pruned on a cubic from an eighth to five eighths of the steps."""
+    steps = len(order)
+    schedule = optax.polynomial_schedule(1.0, density, 3, steps // 2, steps // 8)
+    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    gradual = sparsity.gradual(schedule, PRUNE_EVERY, scope="global")
+    return _descend(_recurrent_net(hidden), sparsity.masked(optimizer, gradual), params, order, x, y)
+
+
+def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains."""
+    train, judged = _halves("mnist1d_fresh")
+    params = _initial(hidden, seed)
+    order = _order(seed, len(train.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
+    x = train.x_train.reshape(-1, 20, 2)
+    params = _train_recurrent(hidden, params, np.float32(density), np.float32(learning_rate), order, x, train.y_train)
+    x, y = judged[judged_on]
+    left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
+    accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
+    return {"accuracy": accuracy, "weights": left}
+
+
+def recurrent_plan(run: Run) -> None:
+    """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
+    arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
+    for hidden, density in arms:
+        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, {"hidden": hidden, "density": density})
+
+
+GRANULARITY = Experiment(
+    "sparsity-granularity",
+    "a convolutional net pruned by weights, vectors, kernels, filters, blocks and 2:4 to five densities, tuned",
+    granularity_trial,
+    granularity_plan,
+    {"accuracy": 3.0, "density": 1e-6, "entries": 60.0, "size": 0.0},
+)
+
+RECURRENT = Experiment(
+    "sparsity-recurrent",
+    "small and large recurrent nets on MNIST-1D, dense and pruned while they train, tuned",
+    recurrent_trial,
+    recurrent_plan,
+    {"accuracy": 5.0, "weights": 0.0},
+)

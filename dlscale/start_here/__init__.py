@@ -1,0 +1,1 @@
+"""The room of 00_start_here: its exercise and its claim."""

@@ -1,0 +1,304 @@
+"""Plans by their laws and closed forms, optimal ones against every plan there is, and all in real programs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlscale import recomputation as room
+from dlscale.lab import models
+from dlscale.recomputation import Chain, Layer, Plan
+
+SIZES, COSTS = st.integers(0, 20), st.integers(1, 9)
+LAYERS = st.builds(
+    lambda output, inner, forward, backward, *work: Layer(output, output + inner, forward, backward, *work),
+    SIZES, SIZES, COSTS, COSTS, SIZES, SIZES,
+)  # fmt: skip
+CHAINS = st.builds(lambda size, layers: Chain(size, tuple(layers)), SIZES, st.lists(LAYERS, min_size=1, max_size=5))
+MAKERS = [
+    room.keep_all,
+    room.keep_none,
+    room.recursive,
+    functools.partial(room.every, k=3),
+    functools.partial(room.revolve, slots=2),
+    functools.partial(room.revolve, slots=4),
+]
+
+
+def all_plans(start, stop):
+    """The items of every plan for the layers from start to stop - 1."""
+    if start == stop:
+        yield ()
+    else:
+        for rest in all_plans(start + 1, stop):
+            yield (start, *rest)
+        for middle in range(start + 1, stop):
+            for first, rest in itertools.product(all_plans(start, middle), all_plans(middle, stop)):
+                yield (first, *rest)
+
+
+# Plans
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 16])
+def test_every_step_of_a_plan_has_what_it_needs(make, length):
+    """Played by hand: a step reads what is held or what the step before it made."""
+    plan = make(length)
+    assert len(plan) == length
+    backwards, fresh = [], None
+    runs = np.zeros(length, int)
+    for operation, layer, held, _ in plan.steps(Chain.uniform(length)):
+        have = {0, fresh, *(i + 1 if what == "saved" else i for what, i in held)}
+        if operation == "backward":
+            assert ("saved", layer) in held
+            assert layer in have, "its input"
+            backwards.append(layer)
+        else:
+            assert layer in have
+            runs[layer], fresh = runs[layer] + 1, layer + 1
+    assert backwards == list(range(length))[::-1]
+    np.testing.assert_array_equal(runs, plan.forwards())
+
+
+@settings(max_examples=60, deadline=None)
+@given(CHAINS)
+def test_the_frontier_is_that_of_all_plans(chain):
+    found = sorted((plan.peak(chain), plan.cost(chain)) for plan in map(Plan, all_plans(0, len(chain.layers))))
+    best, wanted = math.inf, []
+    for peak, cost in found:
+        if cost < best:
+            wanted.append((peak, cost))
+            best = cost
+    frontier = room.frontier(chain)
+    assert [(point.peak, point.cost) for point in frontier] == wanted
+    for peak, cost, plan in frontier:
+        assert (plan.peak(chain), plan.cost(chain)) == (peak, cost)
+        assert room.optimal_plan(chain, peak).cost(chain) == cost
+    with pytest.raises(ValueError, match=f"at least {wanted[0][0]:g}"):
+        room.optimal_plan(chain, np.nextafter(wanted[0][0], -1) if wanted[0][0] else -0.5)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.integers(6, 14), st.floats(0.3, 3))
+def test_an_optimal_plan_of_a_longer_chain_keeps_its_budget(seed, length, budget):
+    generator = np.random.default_rng(seed)
+    sizes = generator.uniform(0.1, 9, (length, 2))
+    costs = generator.uniform(1, 5, (length, 2))
+    chain = Chain(1.7, tuple(Layer(a, a + b, *cost) for (a, b), cost in zip(sizes, costs, strict=True)))
+    frontier = room.frontier(chain)
+    memory = frontier[0].peak * (1 + budget)
+    plan = room.optimal_plan(chain, memory)
+    assert plan.peak(chain) <= memory * (1 + 1e-9)
+    for other in (make(length) for make in MAKERS):
+        assert other.peak(chain) > memory or plan.cost(chain) <= other.cost(chain) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 10, 21, 40])
+@pytest.mark.parametrize("slots", [1, 2, 3, 5, 40])
+def test_revolve_has_griewanks_closed_form(length, slots):
+    plan = room.revolve(length, slots)
+    r = next(r for r in itertools.count() if math.comb(slots + r, r) >= length)
+    runs = r * length - math.comb(slots + r, r - 1) if r else 0
+    assert plan.forwards().sum() - length == runs
+    stored = [sum(what == "output" for what, _ in step.held) for step in plan.steps(Chain.uniform(length))]
+    assert max(stored) <= slots, "beside the input, which has a slot, the present state, which needs none"
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6, 8])
+def test_every_kth_has_chens_memory_and_one_more_run(k):
+    length = k * k
+    plan = room.every(length, k)
+    assert plan.forwards().max() <= 2
+    assert plan.peak(Chain.uniform(length)) <= 2 * k + 2, "and the gradients of an input and an output"
+
+
+@pytest.mark.parametrize("doublings", [0, 1, 2, 3, 6])
+def test_recursive_has_logarithmic_memory(doublings):
+    length = 2**doublings
+    plan = room.recursive(length)
+    assert plan.forwards().sum() == length + length * doublings // 2
+    assert plan.peak(Chain.uniform(length)) <= doublings + 4
+
+
+def test_plans_can_be_read():
+    assert str(Plan(((0, (1, 2)), 3))) == "[0 [1 2]] 3"
+    assert str(room.every(5, 2)) == "[0 1] [2 3] 4"
+    assert room.keep_none(3) == Plan((((0,), 1), 2))
+    assert Plan((0, (1,))).cost(Chain.uniform(2)) == 2 * 3 + 1
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: Plan(()), "each layer once"),
+        (lambda: Plan((0, (2,), 1)), "each layer once"),
+        (lambda: Plan((1, 2)), "each layer once"),
+        (lambda: room.keep_all(0), "length"),
+        (lambda: room.every(4, 0), "k must"),
+        (lambda: room.revolve(4, 0), "slots"),
+        (lambda: Chain(1, ()), "empty"),
+        (lambda: Chain(-1, (Layer(1, 1),)), "input"),
+        (lambda: Chain(1, (Layer(1, 1), Layer(1, math.nan))), "saved of layer 1"),
+        (lambda: Chain(1, (Layer(1, 1, -1),)), "forward of layer 0"),
+        (lambda: Chain(1, (Layer(1, 1, 1, math.inf),)), "backward of layer 0"),
+        (lambda: Chain(1, (Layer(2, 1),)), "less than its output"),
+        (lambda: room.keep_all(3).peak(Chain.uniform(2)), "3 layers, the chain has 2"),
+        (lambda: room.keep_all(3).cost(Chain.uniform(2)), "3 layers, the chain has 2"),
+        (lambda: room.optimal_plan(Chain.uniform(3), math.nan), "memory"),
+        (lambda: room.apply(room.keep_all(3), [dense]), "3 layers, not for 1"),
+        (lambda: room.apply(room.keep_all(1), [dense])([], X), "1 layers, but parameters for 0"),
+        (
+            lambda: room.apply(room.keep_all(1), [lambda p, x: (x, x)])([0], X),
+            "Layer 0 returns a tuple",
+        ),
+        (lambda: room.profile([lambda p, x: (x, x)], [0.0], X), "Layer 0 returns a tuple"),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+# Programs
+
+
+def dense(w, x):
+    return room.relu(x @ w)
+
+
+def block(p, x):
+    return x + dense(p[1], dense(p[0], x))
+
+
+def conv(w, x):
+    return room.relu(models.conv2d(x, w))
+
+
+def mean_square(_, x):
+    return (x**2).mean()
+
+
+def weights(*shape):
+    return jax.random.normal(jax.random.key(math.prod(shape)), shape) / math.sqrt(math.prod(shape[:-1]) / 2)
+
+
+X = jnp.ones((4, 8))
+WIDTHS = (32, 96, 16, 64, 64, 24, 128, 48, 32)
+NETS = {
+    "dense": ([dense] * 8, [weights(a, b) for a, b in itertools.pairwise(WIDTHS)], weights(1024, 32)),
+    "residual": ([block] * 8, [(weights(32, 32), weights(32, 32))] * 8, weights(1024, 32)),
+    "convolutional": ([conv] * 6, [weights(3, 3, 8, 8)] * 6, weights(16, 16, 16, 8)),
+}
+
+
+@functools.cache
+def net(name):
+    layers, params, x = NETS[name]
+    layers, params = [*layers, mean_square], [*params, ()]
+    return layers, params, x, room.profile(layers, params, x)
+
+
+@pytest.mark.parametrize("make", [*MAKERS[:4], "optimal"])
+@pytest.mark.parametrize("name", NETS)
+def test_prediction_program_and_machine_agree(name, make):
+    layers, params, x, chain = net(name)
+    frontier = room.frontier(chain)
+    plan = make(len(layers)) if callable(make) else frontier[len(frontier) // 2].plan
+    f = room.apply(plan, layers)
+
+    # memory: an array may take the place of one that is dead, and this convolution pads copies of its own
+    largest = max(chain.size(position) for position in range(len(layers) + 1))
+    assert abs(room.peak(f, params, x) - plan.peak(chain)) <= (2.5 if name == "convolutional" else 1) * largest
+    last_of_first_pass = next(i for i, step in enumerate(plan.steps(chain)) if step.operation == "backward")
+    held = plan.steps(chain)[last_of_first_pass].held
+    kept = sum(chain.layers[i].saved if what == "saved" else chain.size(i) for what, i in held)
+    counted = room.account(f, params, x)
+    assert kept - largest - chain.layers[-1].output <= counted.kept <= kept, "the last layer keeps 2 x instead of x"
+
+    # work: elementwise operations on the way are not all counted
+    plain = room.keep_all(len(layers)).cost(chain)
+    assert counted.again == pytest.approx(plan.cost(chain) - plain, rel=0.03, abs=0.01 * counted.forward)
+    unasked = 1.1 * chain.layers[0].forward  # the gradient of the input, which a profile of the layer alone has
+    assert plan.cost(chain) - unasked <= counted.gradient <= 1.01 * plan.cost(chain)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_are_those_without_a_plan(name):
+    layers, params, x, _ = net(name)
+    wanted = room.jit(jax.value_and_grad(room.apply(room.keep_all(len(layers)), layers)))(params, x)
+    for make in MAKERS[1:4]:
+        f = room.apply(make(len(layers)), layers)
+        got = room.jit(jax.value_and_grad(f))(params, x)
+        # the same operations in the same order; only fusions, and with them roundings, may differ
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=len(layers) * 2**-20 * float(jnp.abs(b).max()))
+
+
+def test_plain_jit_on_a_cpu_undoes_the_plan():
+    layers, params, x, _ = net("dense")
+    gradient = jax.grad(room.apply(room.recursive(len(layers)), layers))
+    plain = jax.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
+    ours = room.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
+    if jax.default_backend() == "cpu":
+        assert ours < 0.7 * plain
+    keep_all = room.apply(room.keep_all(len(layers)), layers)
+    assert ours < room.peak(keep_all, params, x)
+
+
+def test_what_a_convolution_keeps_is_in_memory_once():
+    """The compiler alone would hold it a second time, in the order that the way back reads."""
+
+    def layer(w, x):
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        return room.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dimensions))
+
+    layers, params, x = [*[layer] * 8, mean_square], [*[weights(3, 3, 8, 8)] * 8, ()], weights(16, 16, 16, 8)
+    plan, array = room.keep_all(len(layers)), 4 * x.size
+    predicted = plan.peak(room.profile(layers, params, x))
+    assert abs(room.peak(room.apply(plan, layers), params, x) - predicted) <= array
+
+
+def test_a_reshaped_array_is_not_kept_again():
+    flat = room.profile([lambda w, x: x.reshape(len(x), -1) @ w], [weights(48, 16)], weights(64, 4, 12))
+    assert flat.layers[0].saved == flat.layers[0].output
+    inside = room.profile([lambda w, x: jnp.sin(x).reshape(len(x), -1) @ w], [weights(48, 16)], weights(64, 4, 12))
+    assert inside.layers[0].saved == inside.layers[0].output + 2 * 4 * 64 * 48, "sin, and cos for its gradient"
+
+
+def test_a_profile_by_hand():
+    chain = room.profile([dense, mean_square], [weights(32, 16), ()], weights(1024, 32))
+    assert chain.input == 4 * 1024 * 32
+    first, last = chain.layers
+    assert first.output == first.saved == 4 * 1024 * 16, "this relu needs its output only"
+    assert 2 * 1024 * 32 * 16 <= first.forward <= 1.1 * 2 * 1024 * 32 * 16
+    assert 2 * first.forward * 0.9 <= first.backward <= 2 * first.forward * 1.1
+    assert last.output == 4
+    both = room.profile([lambda w, x: jax.nn.relu(x @ w)], [weights(32, 16)], weights(1024, 32)).layers[0]
+    assert both.saved == first.output + 1024 * 16, "this one keeps a bit, in a byte, for each number"
+
+
+def test_account_sees_checkpoints_inside_other_functions():
+    w = weights(32, 32)
+    f = lambda w, x: jax.jit(jax.checkpoint(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w)))(w, x).sum()  # noqa: E731
+    counted = room.account(f, w, weights(64, 32))
+    assert counted.again > 0.9 * 2 * 64 * 32 * 32
+    assert room.account(lambda w, x: jnp.sin(x @ w).sum(), w, weights(64, 32)).again == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_relu_is_relu(seed):
+    x = jnp.round(jax.random.normal(jax.random.key(seed), (50,)), 1)
+    y, pull = jax.vjp(room.relu, x)
+    wanted, wanted_pull = jax.vjp(jax.nn.relu, x)
+    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_array_equal(pull(x)[0], wanted_pull(x)[0])

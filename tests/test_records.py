@@ -1,0 +1,210 @@
+"""Recorded experiments: nothing finished is lost, nothing runs twice, and what the course has stored still holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+
+import ipywidgets
+import numpy as np
+import pytest
+
+from dlscale.course import records
+from dlscale.course.records import Experiment
+
+calls: list[dict] = []
+
+
+def trial(rate: float, seed: int) -> dict[str, float]:
+    calls.append({"rate": rate, "seed": seed})
+    return {"score": 100 - (rate - 0.3) ** 2 - seed / 10 if rate < 1 else math.nan, "steps": seed}
+
+
+def plan(run):
+    """Choose a rate on two seeds, then look at it on three others."""
+    scores = run([{"rate": rate, "seed": seed} for rate in (0.1, 0.3, 2.0) for seed in (8, 9)])
+    best = (0.1, 0.3, 2.0)[np.nanargmax(np.reshape([score["score"] for score in scores], (3, 2)).sum(1))]
+    run([{"rate": best, "seed": seed} for seed in (2, 1, 0)])
+
+
+TOY = Experiment("toy-rates", "a toy", trial, plan, {"score": 1e-6, "steps": 0})
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    calls.clear()
+    stored = records._experiments
+    monkeypatch.setattr(records, "_experiments", lambda: stored() | {TOY.id: TOY})
+
+
+def without_seconds(record):
+    return [(trial.setting, str(trial.measures)) for trial in record.trials]
+
+
+def test_a_record_holds_every_trial_in_the_order_of_the_plan(tmp_path):
+    record = records.execute(TOY, tmp_path)
+    assert str(record.trials) == str(records.read("toy-rates", tmp_path).trials)
+    assert [trial.setting for trial in record.trials][-2:] == [{"rate": 0.3, "seed": 1}, {"rate": 0.3, "seed": 0}]
+    assert len(record.trials) == len(calls) == 9
+    assert record.options("rate") == [0.1, 0.3, 2.0]
+    np.testing.assert_allclose(record.values("score", rate=0.3), [100, 99.9, 99.8, 99.2, 99.1])
+    assert np.isnan(record.values("score", rate=2.0)).all(), "a run that diverged is kept"
+    assert {"jax", "optax", "numpy", "python"} <= record.versions.keys()
+    assert "9 trials" in str(record)
+    assert "python -m dlscale run toy-rates" in str(record)
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-rates.json"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    def give_up(done, planned):
+        assert planned == 6
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        records.execute(TOY, tmp_path, give_up)
+    (part,) = tmp_path.glob("*.part")
+    kept = len(part.read_text().splitlines())
+    assert kept == len(calls) >= 4, "those that were under way are kept too"
+    with part.open("a") as file:
+        file.write('{"setting": {"rate"')  # the machine went down while it wrote
+    calls.clear()
+    record = records.execute(TOY, tmp_path)
+    assert len(calls) == 9 - kept
+    assert without_seconds(record) == without_seconds(records.execute(TOY, tmp_path / "fresh"))
+
+
+def test_trials_of_other_code_are_not_mixed_in(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt):
+        records.execute(TOY, tmp_path, lambda done, planned: (_ for _ in ()).throw(KeyboardInterrupt))
+    calls.clear()
+    monkeypatch.setattr(records, "fingerprint", lambda chosen: "other code")
+    assert records.execute(TOY, tmp_path).source == "other code"
+    assert len(calls) == 9
+
+
+def test_a_failed_trial_leaves_the_old_record(tmp_path):
+    old = records.execute(TOY, tmp_path)
+    broken = Experiment(TOY.id, TOY.about, trial, lambda run: run([{"rate": "fast", "seed": 0}]), TOY.tolerance)
+    with pytest.raises(TypeError):
+        records.execute(broken, tmp_path)
+    assert str(records.read("toy-rates", tmp_path).trials) == str(old.trials)
+
+
+def test_a_trial_must_measure_what_was_announced(tmp_path):
+    with pytest.raises(ValueError, match="tolerance"):
+        records.execute(Experiment(TOY.id, "", trial, plan, {"score": 0.1}), tmp_path)
+
+
+def test_a_trial_run_again_agrees_or_not(tmp_path):
+    record = records.execute(TOY, tmp_path)
+    again = records.rerun(TOY, draw=0, folder=tmp_path)
+    assert again.agrees
+    assert again.recorded in record.trials
+    assert "It agrees." in repr(again)
+    diverged = again._replace(recorded=record.select(rate=2.0, seed=8)[0])
+    assert not diverged.agrees, "finite now, NaN then"
+    assert diverged._replace(again=diverged.recorded).agrees, "NaN both times"
+    off = again.again._replace(measures=again.again.measures | {"steps": 99.0})
+    assert "It does not agree." in repr(again._replace(again=off))
+    drawn = {str(records.rerun(TOY, draw, tmp_path).recorded.setting) for draw in range(20)}
+    assert len(drawn) > 3
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda folder: records.experiment("toy-rate"), ValueError, "toy-rates"),
+        (lambda folder: records.read("nothing", folder), ValueError, "toy-rates"),
+        (lambda folder: records.read("toy-rates", folder / "elsewhere"), FileNotFoundError, "renews it"),
+        (lambda folder: records.read("toy-rates", folder).values("speed"), ValueError, "score"),
+        (lambda folder: records.read("toy-rates", folder).select(rate=7), ValueError, "No trial"),
+    ],
+)
+def test_bad_input(call, error, words, tmp_path):
+    records.execute(TOY, tmp_path)
+    with pytest.raises(error, match=words):
+        call(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"id": 1, "source": "", "versions": {}, "trials": [{}]}'])
+def test_a_damaged_record_says_how_to_mend_it(content, tmp_path):
+    (tmp_path / "toy-rates.json").write_text(content)
+    with pytest.raises(ValueError, match=r"damaged.*git checkout"):
+        records.read("toy-rates", tmp_path)
+
+
+def wait_for(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("nothing happened within five seconds")
+
+
+def test_the_button_runs_stops_and_goes_on(tmp_path, monkeypatch):
+    records.execute(TOY, tmp_path)
+    shown = []
+    monkeypatch.setattr(records, "display", shown.append)
+    records.button("toy-rates", tmp_path)
+    start, status = shown[0].children
+    assert isinstance(start, ipywidgets.Button)
+    assert "9 trials" in start.description
+
+    gate = threading.Event()
+    slow = Experiment(TOY.id, TOY.about, lambda **setting: gate.wait() and trial(**setting), plan, TOY.tolerance)
+    monkeypatch.setattr(records, "experiment", lambda identity: slow)
+    shown.clear()
+    records.button("toy-rates", tmp_path)
+    start, status = shown[0].children
+    calls.clear()
+    start.click()
+    wait_for(lambda: start.description == "Stop")
+    start.click()
+    gate.set()
+    wait_for(lambda: "Stopped" in status.value)
+    assert 0 < len(calls) < 9
+    start.click()
+    wait_for(lambda: "Done" in status.value)
+    assert len(calls) == 9, "finished trials are not run again"
+
+    monkeypatch.setattr(records, "execute", lambda *rest: 1 / 0)
+    start.click()
+    wait_for(lambda: "ZeroDivisionError" in status.value)
+
+
+def test_the_command(tmp_path, capsys):
+    assert records.main(["toy-rates", "--folder", str(tmp_path)]) == 0
+    assert "Recorded: 9 trials" in capsys.readouterr().out
+    assert records.main([]) == 0
+    assert "toy-rates: a toy" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        records.main(["nothing"])
+    assert "toy-rates" in capsys.readouterr().err
+
+
+# What the course has stored
+
+STORED = sorted(records._experiments())
+
+
+def test_every_record_belongs_to_an_experiment():
+    assert {path.name for path in records.results_folder().glob("*.json")} == {f"{name}.json" for name in STORED}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_record_was_made_by_the_present_code(name):
+    record, chosen = records.read(name), records.experiment(name)
+    assert record.id == name
+    assert record.source == records.fingerprint(chosen), f"run `python -m dlscale run {name}`"
+    assert all(trial.measures.keys() == chosen.tolerance.keys() for trial in record.trials)
+    settings = [json.dumps(trial.setting, sort_keys=True) for trial in record.trials]
+    assert len(settings) == len(set(settings))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_trial_comes_out_the_same_again(name):
+    again = records.rerun(name, draw=0)
+    assert again.agrees, repr(again)
