@@ -524,7 +524,7 @@ def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
 
 
 def test_a_model_that_widens_its_numbers_is_refused():
-    wide = models.Model(NET.init, lambda params, x: NET.apply(params, x) * jnp.ones(3))
+    wide = models.Model(NET.init, NET.layers | {"widen": models.Layer(lambda own, x: x * jnp.ones(3))})
     model = Policy("float16", "float16").apply(wide)
     with pytest.raises(ValueError, match="computes in float32 when its inputs are float16"):
         model.apply(start(model), X)

@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from dlscale.lab import checks
-from dlscale.lab.models import Model, Params
+from dlscale.lab.models import Layer, Model, Params
 
 Tree = Any  # a pytree of arrays
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000  # bit patterns of float32, as int32
@@ -433,17 +433,21 @@ def _with_policy(model: Model, policy: Policy) -> Model:
     def init(key: Array) -> Params:
         return cast(model.init(key), policy.parameters)
 
-    def apply(params: Params, x: Array) -> Array:
-        x = cast(x, policy.compute)
-        logits = model.apply(cast(params, policy.compute), x)
-        if logits.dtype != x.dtype:
-            raise ValueError(
-                f"This model computes in {logits.dtype} when its inputs are {x.dtype}. "
-                "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
-            )
-        return cast(logits, policy.output)
+    def within(number: int, layer: Layer) -> Layer:
+        def compute(own: Params, x: Array) -> Array:
+            x = x if number else cast(x, policy.compute)
+            y = layer(cast(own, policy.compute), x)
+            if y.dtype != x.dtype:
+                raise ValueError(
+                    f"This model computes in {y.dtype} when its inputs are {x.dtype}. "
+                    "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
+                )
+            return y if number < len(model.layers) - 1 else cast(y, policy.output)
 
-    return Model(init, apply)
+        return Layer(compute)
+
+    layers = {name: within(i, layer) for i, (name, layer) in enumerate(model.layers.items())}
+    return Model(init, layers)
 
 
 class LossScaleState(NamedTuple):

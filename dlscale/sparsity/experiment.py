@@ -81,22 +81,16 @@ def _pooled(x: np.ndarray) -> np.ndarray:
 def _conv_net() -> Model:
     """Three 3×3 convolutions with ReLU, the first two max-pooled, and a dense layer: 14×14 images, ten classes."""
     shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
+    layers = {"conv1": models.conv(pool=True), "conv2": models.conv(pool=True), "conv3": models.conv()}
 
     def init(key: Array) -> Params:
-        keys = jax.random.split(key, len(shapes))
         params = {}
-        for (name, shape), k in zip(shapes.items(), keys, strict=True):
+        for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
             deviation = math.sqrt((1 if name == "output" else 2) / math.prod(shape[:-1]))
             params[name] = {"w": deviation * jax.random.normal(k, shape), "b": jnp.zeros(shape[-1])}
         return params
 
-    def apply(params: Params, x: Array) -> Array:
-        for name in ("conv1", "conv2", "conv3"):
-            x = models.conv2d(x, params[name]["w"])
-            x = jax.nn.relu((x if name == "conv3" else models.max_pool(x)) + params[name]["b"])
-        return x.reshape(len(x), -1) @ params["output"]["w"] + params["output"]["b"]
-
-    return Model(init, apply)
+    return Model(init, layers | {"output": models.dense()})
 
 
 @jax.jit
