@@ -6,10 +6,7 @@ An experiment "<room>-<name>" is an instance of `Experiment` in the room's modul
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
-import inspect
 import json
 import platform
 import random
@@ -24,11 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlscale.course import sources
 from dlscale.lab import checks, data, devices
 
 Setting = dict[str, Any]  # plain values by name
 Measures = dict[str, float]
-Run = Callable[[Sequence[Setting]], list[Measures]]
+RunTrials = Callable[[Sequence[Setting]], list[Measures]]
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
@@ -45,7 +43,7 @@ class Experiment:
     id: str
     about: str
     trial: Callable[..., Measures]
-    plan: Callable[[Run], object]
+    plan: Callable[[RunTrials], object]
     tolerance: Measures
 
 
@@ -62,7 +60,7 @@ class Record:
     """All trials of an experiment, in the order of its plan, with what they were made with."""
 
     id: str
-    source: str  # fingerprint of the module that made it
+    source: str  # fingerprint of the code and the data that made it
     versions: dict[str, str]
     trials: list[Trial]
 
@@ -91,9 +89,12 @@ class Record:
 
 
 def fingerprint(chosen: Experiment) -> str:
-    """Changes with the code of the module that the trial stands in, not with its comments or its layout."""
-    source = inspect.getsource(importlib.import_module(chosen.trial.__module__))
-    return hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
+    """Changes with the code that the trials and their plan depend on, in any module of the package, and with the data.
+
+    Comments, docstrings, layout and what they do not use may change. Raises ValueError where that cannot be told.
+    """
+    sums = (data.data_folder() / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    return sources.digest([sources.of(chosen.trial, chosen.plan), *(line for line in sums if line.endswith(".npz"))])
 
 
 def results_folder() -> Path:
