@@ -1,8 +1,8 @@
 """Run the notebooks that changed, or whose library changed, and store their outputs: `make notebooks`.
 
 A notebook remembers, in its metadata, a hash of its own sources and one of all that it uses of `dlscale`, definition by
-definition, with its claims, records and data. Where both still fit, the file is left untouched. What differs from run to
-run (times, widgets, the machine) is not stored.
+definition, with its claims, records and data. Where both still fit, the file is left untouched. What differs from run
+to run (times, widgets, the machine) is not stored.
 """
 
 from __future__ import annotations
