@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,10 +107,22 @@ def test_a_trial_run_again_agrees_or_not(tmp_path):
     diverged = again._replace(recorded=record.select(rate=2.0, seed=8)[0])
     assert not diverged.agrees, "finite now, NaN then"
     assert diverged._replace(again=diverged.recorded).agrees, "NaN both times"
-    off = again.again._replace(measures=again.again.measures | {"steps": 99.0})
-    assert "It does not agree." in repr(again._replace(again=off))
+    for measure, value in {"steps": again.recorded.measures["steps"] + 1, "score": 0.0}.items():
+        off = again.again._replace(measures=again.again.measures | {measure: value})
+        assert "It does not agree." in repr(again._replace(again=off))
     drawn = {str(records.rerun(TOY, draw, tmp_path).recorded.setting) for draw in range(20)}
     assert len(drawn) > 3
+
+
+def test_a_chaotic_measure_may_differ_as_other_seeds_do(tmp_path):
+    records.execute(TOY, tmp_path)
+    chaotic = replace(TOY, chaotic=("score",), drawn={"rate": 0.3})
+    again = records.rerun(chaotic, draw=0, folder=tmp_path)
+    assert again.recorded.setting["rate"] == 0.3
+    seeds = [100 - seed / 10 for seed in (0, 1, 2, 8, 9)]
+    assert again.allowed == {"score": pytest.approx(1e-6 + 4 * np.std(seeds, ddof=1)), "steps": 0}
+    diverged = records.rerun(replace(chaotic, drawn={"rate": 2.0}), draw=0, folder=tmp_path)
+    assert diverged.agrees and diverged.allowed["score"] == 1e-6
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,11 @@ class Experiment:
 
     `trial(**setting)` is one training run and returns its measures, NaN or infinite ones where it diverged. `plan(run)`
     calls `run(settings)`, which returns their measures in order, as often as it likes: what is asked later may depend
-    on what came out. `tolerance` says for each measure how far it may differ when a trial runs again, on any machine.
+    on what came out.
+
+    A trial that runs again, on any machine, may differ in each measure by its `tolerance`. Where training lets the last
+    bits grow until they count as much as another seed, the measure is `chaotic`: four standard deviations over the
+    recorded seeds of its setting are allowed beside. `drawn` is the setting of the trials that `rerun` draws from.
     """
 
     id: str
@@ -45,6 +49,8 @@ class Experiment:
     trial: Callable[..., Measures]
     plan: Callable[[RunTrials], object]
     tolerance: Measures
+    chaotic: tuple[str, ...] = ()
+    drawn: Setting = field(default_factory=dict)
 
 
 class Trial(NamedTuple):
@@ -204,23 +210,21 @@ def _read_part(path: Path) -> list[Trial]:
 
 
 class Rerun(NamedTuple):
-    """A trial that was run again, and whether every measure came out as recorded, up to the tolerance."""
+    """A trial that was run again, and how far each measure may lie from the recorded one."""
 
     recorded: Trial
     again: Trial
-    tolerance: Measures
+    allowed: Measures
 
     @property
     def agrees(self) -> bool:
-        pairs = (
-            (value, self.again.measures[name], self.tolerance[name]) for name, value in self.recorded.measures.items()
-        )
-        return all(np.isclose(new, old, rtol=0, atol=limit, equal_nan=True) for old, new, limit in pairs)
+        old, new = self.recorded.measures, self.again.measures
+        return all(np.isclose(new[name], old[name], 0, limit, equal_nan=True) for name, limit in self.allowed.items())
 
     def __repr__(self) -> str:
         setting = ", ".join(f"{name} {value}" for name, value in self.recorded.setting.items())
         lines = [
-            f"{name}: recorded {value:.6g}, now {self.again.measures[name]:.6g} (allowed: ±{self.tolerance[name]:g})"
+            f"{name}: recorded {value:.6g}, now {self.again.measures[name]:.6g} (allowed: ±{self.allowed[name]:.2g})"
             for name, value in self.recorded.measures.items()
         ]
         verdict = "It agrees." if self.agrees else "It does not agree."
@@ -229,5 +233,9 @@ class Rerun(NamedTuple):
 
 def rerun(chosen: Experiment, draw: int | None = None, folder: Path | None = None) -> Rerun:
     """Run one recorded trial again, drawn at random; `draw` is the seed of the draw, if it is to be the same again."""
-    trial = random.Random(draw).choice(read(chosen.id, folder).trials)
-    return Rerun(trial, _measure(chosen, trial.setting), chosen.tolerance)
+    record = read(chosen.id, folder)
+    trial = random.Random(draw).choice(record.select(**chosen.drawn))
+    arm = {name: value for name, value in trial.setting.items() if name != "seed"}
+    spread = {name: np.nan_to_num(4 * record.values(name, **arm).std(ddof=1)) for name in chosen.chaotic}
+    allowed = {name: float(limit + spread.get(name, 0)) for name, limit in chosen.tolerance.items()}
+    return Rerun(trial, _measure(chosen, trial.setting), allowed)
