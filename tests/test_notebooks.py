@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import conventions
@@ -16,6 +17,7 @@ import pytest
 from conftest import keep_programs
 
 import notebooks  # tools/notebooks.py
+from dlscale.course import sources
 
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -24,7 +26,7 @@ MEMORY_BYTES = 1e9
 # A machine busy with other work may be given more seconds, never more memory.
 SECONDS, FIRST_PICTURE_SECONDS = (limit * float(os.environ.get("DLSCALE_TIME_FACTOR", "1")) for limit in (60, 15))
 
-EXTREMES = "from dlscale import widgets\nassert widgets.explorers\nwidgets.check_extremes()"
+EXTREMES = "from dlscale.page import widgets\nassert widgets.explorers\nwidgets.check_extremes()"
 
 
 @EACH
@@ -185,13 +187,17 @@ def test_a_spoiled_notebook_breaks_the_rule(name, tmp_path):
 
 @pytest.mark.parametrize(
     "answer",
-    ['course.exercise("no-such-exercise").check(1)', "1"],
-    ids=["unknown", "not checked"],
+    ["exercises.nothing.check(1)", "exercises.momentum.check(1)", "1"],
+    ids=["unknown", "another", "not checked"],
 )
 def test_an_answer_cell_must_check_a_known_exercise(answer, tmp_path):
-    cell = nbformat.v4.new_code_cell(answer, metadata={"tags": ["answer-no-such-exercise"]})
-    notebook = conventions.Notebook(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_sample.ipynb")
+    cell = nbformat.v4.new_code_cell(answer, metadata={"tags": ["answer-sgd-nothing"]})
+    notebook = conventions.Notebook(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "01_sgd.ipynb")
     assert list(conventions.exercises(notebook))
+    cell.metadata["tags"], cell.source = ["answer-sgd-momentum"], "exercises.momentum.check(1)"
+    assert not list(conventions.exercises(notebook))
+    cell.metadata["tags"] = []
+    assert list(conventions.exercises(notebook)), "checked, not tagged"
 
 
 # The run itself: what it must notice.
@@ -241,11 +247,16 @@ def test_a_run_notices(sources, complaints, tmp_path):
         assert 1e7 < report["peak"] < MEMORY_BYTES
 
 
-def test_stale_says_what_changed(tmp_path):
-    path = tmp_path / "01_sample.ipynb"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from dlscale import statistics", id="a")])
+def written(path: Path, code: str) -> nbformat.NotebookNode:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code, id="a")])
     notebook.metadata["dlscale"] = notebooks.hashes(notebook, path.stem)
     nbformat.write(notebook, path)
+    return notebook
+
+
+def test_stale_says_what_changed(tmp_path):
+    path = tmp_path / "01_sample.ipynb"
+    notebook = written(path, "%matplotlib inline\nfrom dlscale.lab import intervals\nintervals.interval([1, 2])")
     assert notebooks.stale(path) == ""
     notebook.cells[0].source += "\n1"
     nbformat.write(notebook, path)
@@ -256,24 +267,41 @@ def test_stale_says_what_changed(tmp_path):
     assert notebooks.main(["--check", str(path)]) == 1
 
 
-def test_library_of_a_notebook_is_what_it_imports_in_turn():
-    cell = nbformat.v4.new_code_cell("%matplotlib inline\nfrom dlscale import statistics\nimport dlscale.lab.checks")
-    imported = notebooks._modules(nbformat.v4.new_notebook(cells=[cell]))
-    assert {"dlscale", "dlscale.lab.intervals", "dlscale.lab.checks"} <= imported
-    assert "dlscale.lab.train" not in imported
-
-
-def test_a_record_belongs_to_the_library_of_a_notebook_that_reads_it(tmp_path, monkeypatch):
-    (tmp_path / "data" / "results").mkdir(parents=True)
-    shutil.copytree(notebooks.ROOT / "dlscale", tmp_path / "dlscale")
-    (tmp_path / "data" / "SHA256SUMS").write_text("")
+def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
+    """A copy of the library, in which one line after the other changes."""
+    shutil.copytree(notebooks.ROOT / "dlscale", tmp_path / "dlscale", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(notebooks.ROOT / "data", tmp_path / "data", ignore=shutil.ignore_patterns("*.npz"))
     monkeypatch.setattr(notebooks, "ROOT", tmp_path)
-    cell = nbformat.v4.new_code_cell('from dlscale import experiments\nexperiments.record("toy-rates")', id="a")
-    hashes = []
-    for name, content in (("toy-rates", "1"), ("toy-rates", "2"), ("toy-batches", "3")):
-        (tmp_path / "data" / "results" / f"{name}.json").write_text(content)
-        hashes.append(notebooks.hashes(nbformat.v4.new_notebook(cells=[cell]), "01_sample")["library"])
-    assert hashes[0] != hashes[1] == hashes[2]
+    monkeypatch.setattr(sources, "find_spec", lambda top: ModuleSpec(top, None, origin=str(package / "__init__.py")))
+    package, path = tmp_path / "dlscale", tmp_path / "01_sgd.ipynb"
+    code = (
+        "from dlscale import course\nfrom dlscale.lab import intervals\nfrom dlscale.sgd import exercises\n"
+        "intervals.interval([1, 2])\nexercises.momentum.check(1)\ncourse.course_map()\n'toy-rates'"
+    )
+    written(path, code)
+
+    def changed(name: str, old: str, new: str) -> bool:
+        text = (package / name).read_text(encoding="utf-8")
+        assert old in text, f"{name} has no {old!r} to change"
+        (package / name).write_text(text.replace(old, new, 1), encoding="utf-8")
+        why = notebooks.stale(path)
+        (package / name).write_text(text, encoding="utf-8")
+        return why == "library changed"
+
+    assert changed("lab/intervals.py", "count - 1", "count - 2")
+    assert changed("sgd/exercises.py", "momentum = Exercise(", "momentum = Exercise(0, ")
+    assert changed("course/exercises.py", "not yet: ", "no: ")
+    assert changed("sgd/claims.toml", "threshold = ", "threshold = 1")
+    assert changed("course/contents.toml", "minutes = ", "minutes = 1")
+    assert not changed("lab/intervals.py", "import annotations", "import annotations  # why")
+    assert not changed("lab/intervals.py", "Raises ValueError", "Refuses")
+    assert not changed("lab/data.py", "TIMEOUT_SECONDS = ", "TIMEOUT_SECONDS = 1")
+    assert not changed("sgd/exercises.py", "updates = Exercise(", "updates = Exercise(0, ")
+    assert not changed("precision/claims.toml", "threshold = ", "threshold = 1")
+    (tmp_path / "data" / "results" / "toy-batches.json").write_text("another record")
+    assert notebooks.stale(path) == ""
+    (tmp_path / "data" / "results" / "toy-rates.json").write_text("its record")
+    assert notebooks.stale(path) == "library changed"
 
 
 def test_store_keeps_the_file_when_a_cell_fails(tmp_path):

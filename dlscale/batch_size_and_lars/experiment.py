@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from dlscale.course.records import Experiment, Run, Setting
+from dlscale.course.records import Experiment, RunTrials, Setting
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 
@@ -98,7 +98,7 @@ def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int,
     }
 
 
-def plan(run: Run) -> None:
+def plan(run: RunTrials) -> None:
     """Tune all arms on validation data, test each at its best rate; ablate the decay where LARS promises most."""
     for norm in ("none", "batch"):
         best = {
@@ -110,7 +110,7 @@ def plan(run: Run) -> None:
         _tune_and_test(run, arm="LARS, only matrices decayed", norm=norm, batch_size=promising)
 
 
-def _tune_and_test(run: Run, **setting: object) -> float:
+def _tune_and_test(run: RunTrials, **setting: object) -> float:
     """The mean validation accuracy of the best rate, which is then tested with other seeds."""
     rates = [2.0**exponent for exponent in ARMS[setting["arm"]][1]]
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from dlscale.course.records import Experiment, Run
+from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.precision import Fixed, FixedLayout, quantize
@@ -105,7 +105,7 @@ def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, ju
     return {"accuracy": 100 * float(_accuracy(params, images.x_test, images.y_test))}
 
 
-def plan(run: Run) -> None:
+def plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on validation images; then the test images with other seeds."""
     for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS), (14, "none")]:
         setting = dict(zip(("fraction_bits", "rounding"), arm, strict=True))

@@ -14,7 +14,7 @@ import optax
 from jax import Array
 
 from dlscale import sparsity
-from dlscale.course.records import Experiment, Run
+from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
@@ -144,14 +144,14 @@ def granularity_trial(
     return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size}
 
 
-def granularity_plan(run: Run) -> None:
+def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
     arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
     for granularity, density in arms:
         _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, {"granularity": granularity, "density": density})
 
 
-def _tuned(run: Run, rates: Sequence[float], seeds: Sequence[int], arm: dict[str, float | str]) -> None:
+def _tuned(run: RunTrials, rates: Sequence[float], seeds: Sequence[int], arm: dict[str, float | str]) -> None:
     tuning = itertools.product(rates, seeds)
     measures = run([{**arm, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
     means = np.reshape([measured["accuracy"] for measured in measures], (len(rates), -1)).mean(1)
@@ -213,7 +213,7 @@ def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int
     return {"accuracy": accuracy, "weights": left}
 
 
-def recurrent_plan(run: Run) -> None:
+def recurrent_plan(run: RunTrials) -> None:
     """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
