@@ -35,12 +35,3 @@ def each_notebook(test):
     paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
     cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
-
-
-def keep_programs(folder: Path) -> dict[str, str]:
-    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }

@@ -137,6 +137,15 @@ def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
+def keep_programs(folder: Path) -> dict[str, str]:
+    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
 @contextlib.contextmanager
 def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[str]:
     """Run JupyterLab on `folder`, with settings of its own, out of reach for other machines; yield its address.

@@ -13,7 +13,7 @@ from pathlib import Path
 import lab
 import nbformat
 import pytest
-from conftest import each_notebook, keep_programs
+from conftest import each_notebook
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -31,7 +31,7 @@ def address(folder, programs):
         if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
-    with lab.server(folder, keep_programs(programs)) as address:
+    with lab.server(folder, lab.keep_programs(programs)) as address:
         yield address
 
 
@@ -108,14 +108,16 @@ def accessible_name(control):
 
 
 SPOILED = """
+import time
 import ipywidgets
 from dlscale.page import figures, widgets
 
 def make(figure):
     (line,) = figures.axes(figure).plot([0, 1], [0, 1])
 
-    def update(good, dead, failing, menu, number, small):
-        line.set_ydata([1 / failing, good + number if menu == "rising" else -good])
+    def update(good, slow, dead, failing, menu, number, small):
+        time.sleep(0.5 * (slow - 1))
+        line.set_ydata([slow / failing, good + number if menu == "rising" else -good])
         return [line]
 
     return update
@@ -124,6 +126,7 @@ widgets.explore(
     make,
     alt=lambda **values: str(values),
     good=widgets.slider("good", [1, 2, 3]),
+    slow=widgets.slider("slow", [1, 2, 3], 1),
     dead=widgets.slider("dead", [1, 2, 3]),
     failing=widgets.slider("failing", [1, 2, 0]),
     menu=widgets.menu("menu", ["rising", "falling"]),
@@ -141,6 +144,8 @@ def test_bad_controls_are_noticed(folder, address, page):
     with lab.opened(page, address.format(path.name)) as notebook:
         assert notebook.errors() == []
         check_slider(notebook, notebook.slider("good"))
+        check_slider(notebook, notebook.slider("slow"))
+        notebook.press(notebook.slider("slow"), "Home")
         check_menu(notebook, notebook.menus()[0])
         notebook.menus()[0].select_option("rising")
         check_number(notebook, notebook.numbers()[0])

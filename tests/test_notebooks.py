@@ -12,7 +12,8 @@ from pathlib import Path
 import conventions
 import nbformat
 import pytest
-from conftest import each_notebook, keep_programs
+from conftest import each_notebook
+from lab import keep_programs
 
 import notebooks  # tools/notebooks.py
 
