@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import costs
-from dlscale.collectives import ALGORITHMS, Message, Round, Schedule, schedule
+from dlscale.collectives import ALGORITHMS, schedule
+from dlscale.lab.program import Message, Round, Schedule
 from dlscale.costs import Hockney, Link, LogGP
 
 POSITIVE = st.floats(1e-9, 1.0)
