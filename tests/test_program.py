@@ -61,7 +61,7 @@ OPS = {
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 @pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
 def test_every_operation_counts_once_for_each_element(algorithm):
-    for workers in (2, 3, 8):
+    for workers in (3, 4):
         wanted = [r.combined for r in collectives.schedule(algorithm, workers, (3 * workers,)).rounds]
         assert sum(wanted) > 0
         for name, op in OPS.items():
@@ -176,7 +176,7 @@ CONVOLUTION = functools.partial(lax.conv, window_strides=(1, 1), padding="VALID"
         (lambda x: lax.cond(True, jnp.sin, lambda x: jnp.sin(jnp.sin(x)), x), [vector(3)], 6, 2),
         (lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), [vector(3)], 4, 2),
         (lambda x: lax.scan(lambda c, _: (c, jnp.sin(x)), 0.0, None, length=9)[1], [vector(3)], 27, 1),
-        (lambda x: x.at[jnp.array([0, 2])].add(1.0), [vector(9)], 2, 1),
+        (lambda x: x.at[jnp.array([0, 2])].add(1.0), [vector(9)], 2 + 4, 2),  # places may be negative: x < 0, x + 9
         (lambda x: lax.scan(lambda c, _: (c + 1, c), x, None, length=0), [vector(3)], 0, 0),
     ],
 )  # fmt: skip

@@ -6,7 +6,6 @@ what is counted on the way is a `Reader`. Sizes are in bytes. Arguments may be a
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,8 +40,8 @@ class Reader:
         """What is known of an array that is made of, or depends on, all of these."""
         return max(several, default=0)
 
-    def part(self, whole: Any) -> Any:
-        """What is known of the part of an array that one turn of a loop gets."""
+    def part(self, whole: Any, array: Any) -> Any:
+        """What is known of the part of an array that one turn of a loop gets, from the array's."""
         return whole
 
     def decided(self, ways: Sequence[Callable[[], list[Any]]]) -> list[Any]:
@@ -71,7 +70,7 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
         fixed, count = params["num_consts"], params["num_carry"]
         carry, rows = given[fixed : fixed + count], []
         for _ in range(params["length"]):
-            parts = map(reader.part, given[fixed + count :])
+            parts = map(reader.part, given[fixed + count :], (v.aval for v in equation.invars[fixed + count :]))
             results = follow(params["jaxpr"], [*given[:fixed], *carry, *parts], reader)
             carry, rows = results[:count], [*rows, results[count:]]
         return [*carry, *(reader.joined([row[i] for row in rows]) for i in range(len(equation.outvars) - count))]
@@ -89,8 +88,8 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
 
         return reader.decided([loop])
     if name == "cond":
-        results = reader.decided([partial(follow, branch, given[1:], reader) for branch in params["branches"]])
-        return [reader.joined([given[0], value]) for value in results]
+        waiting = [reader.joined([given[0], value]) for value in given[1:]]
+        return reader.decided([partial(follow, branch, waiting, reader) for branch in params["branches"]])
     inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
     takes = [v.aval.shape for v in getattr(inner, "jaxpr", inner).invars] if inner else None
     if takes == [v.aval.shape for v in equation.invars]:  # a call; others hold the function that they reduce with
@@ -166,7 +165,7 @@ def schedule(f: Callable[..., Any], workers: int, *args: Any, axis_name: str = "
     Raises ValueError where the numbers decide whether a message is sent (in `cond` and `while_loop`).
     """
     program, reader = trace(f, workers, *args, axis_name=axis_name), _Messages()
-    follow(program, [_Known(0, reader.new()) for _ in program.in_avals], reader)
+    follow(program, [_Known(0, reader.new(array)) for array in program.in_avals], reader)
     return Schedule(workers, [reader.rounds[number] for number in sorted(reader.rounds)])
 
 
@@ -181,10 +180,11 @@ class _Messages(Reader):
     def __init__(self) -> None:
         self.rounds: dict[int, Round] = {}
         self.combined: set[frozenset[int]] = set()
-        self.numbers = itertools.count()
+        self.itemsizes: list[int] = []  # of each origin
 
-    def new(self) -> frozenset[int]:
-        return frozenset([next(self.numbers)])
+    def new(self, array: Any) -> frozenset[int]:
+        self.itemsizes.append(array.dtype.itemsize)
+        return frozenset([len(self.itemsizes) - 1])
 
     def constant(self, value: Any) -> _Known:
         return _Known(0, frozenset())
@@ -193,8 +193,8 @@ class _Messages(Reader):
         rounds, origins = zip(*several, strict=True) if several else ((0,), ())
         return _Known(max(rounds), frozenset().union(*origins))
 
-    def part(self, whole: _Known) -> _Known:
-        return whole._replace(origins=self.new()) if whole.origins else whole
+    def part(self, whole: _Known, array: Any) -> _Known:
+        return whole._replace(origins=self.new(array)) if whole.origins else whole
 
     def decided(self, ways: Sequence[Callable[[], list[_Known]]]) -> list[_Known]:
         before = sum(len(round_.messages) for round_ in self.rounds.values())
@@ -210,16 +210,15 @@ class _Messages(Reader):
             messages, _ = self.rounds.setdefault(latest, Round([], 0))
             if size and (pairs := [pair for pair in equation.params["perm"] if pair[0] != pair[1]]):
                 messages.append(Message(np.array(pairs), size))
-            return [_Known(latest, self.new())]
-        known = [(v.aval, k.origins) for v, k in zip(equation.invars, given, strict=True) if k.origins]
-        if name in MOVES and not any(
-            k == origins and _elements(aval) == _elements(v.aval) for aval, k in known for v in equation.outvars
-        ):  # other elements than any array had
-            return [_Known(latest, self.new() if origins else origins) for _ in equation.outvars]
-        mixed = name not in MOVES and all(k != origins for _, k in known)
-        if latest and mixed and origins not in self.combined:  # else these elements have met before
+            return [_Known(latest, self.new(equation.outvars[0].aval))]
+        known = [(_elements(v.aval), k.origins) for v, k in zip(equation.invars, given, strict=True) if k.origins]
+        if name in MOVES and name != "select_n" and origins:  # the same elements as an array had, or others?
+            results = [v.aval for v in equation.outvars]
+            return [_Known(latest, origins if (_elements(a), origins) in known else self.new(a)) for a in results]
+        meet = name not in MOVES and len({k for _, k in known}) > 1
+        if latest and meet and origins not in self.combined:  # else these elements have met before
             self.combined.add(origins)
-            size = _elements(*_made(equation)) * max(aval.dtype.itemsize for aval, _ in known)
+            size = _elements(*_made(equation)) * max(self.itemsizes[origin] for origin in origins)
             self.rounds[latest] = self.rounds[latest]._replace(combined=self.rounds[latest].combined + size)
         return [_Known(latest, origins) for _ in equation.outvars]
 
