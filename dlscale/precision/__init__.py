@@ -434,9 +434,12 @@ def _with_policy(model: Model, policy: Policy) -> Model:
         return cast(model.init(key), policy.parameters)
 
     def within(number: int, layer: Layer) -> Layer:
+        def prepared(own: Params, x: Array) -> tuple[Params, Array]:
+            return cast(own, policy.compute), x if number else cast(x, policy.compute)
+
         def compute(own: Params, x: Array) -> Array:
-            x = x if number else cast(x, policy.compute)
-            y = layer(cast(own, policy.compute), x)
+            own, x = prepared(own, x)
+            y = layer(own, x)
             if y.dtype != x.dtype:
                 raise ValueError(
                     f"This model computes in {y.dtype} when its inputs are {x.dtype}. "
@@ -444,7 +447,7 @@ def _with_policy(model: Model, policy: Policy) -> Model:
                 )
             return y if number < len(model.layers) - 1 else cast(y, policy.output)
 
-        return Layer(compute)
+        return Layer(compute, measure=layer.measure and (lambda own, x: layer.measure(*prepared(own, x))))
 
     layers = {name: within(i, layer) for i, (name, layer) in enumerate(model.layers.items())}
     return Model(init, layers)
