@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +32,12 @@ class Layer:
     """`layer(own, x)` is the activation of compute(own, x), with the layer's own parameters: a dict of arrays.
 
     x and the result have the examples as their first axis (but between the layers of an `rnn`). Layers that compute
-    the same are equal.
+    the same are equal. `measure(own, x)`, where there is batch norm, gives its `Statistics` where `freeze` puts them.
     """
 
     compute: Callable[[Params, Array], Array]
     activation: Callable[[Array], Array] = ACTIVATIONS["linear"]
+    measure: Callable[[Params, Array], Params] | None = None
 
     def __call__(self, own: Params, x: Array) -> Array:
         return self.activation(self.compute(own, x))
@@ -177,8 +178,13 @@ def resnet(
 
 @functools.cache
 def _normed_conv(norm: str | None, stride: int = 1) -> Layer:
-    normalize = _normalize(norm)
-    return Layer(lambda own, x: normalize(own, conv2d(x, own["w"], stride) + own["b"]), jax.nn.relu)
+    after = _norm(norm, "relu")
+
+    def convolve(own: Params, x: Array) -> Array:
+        return conv2d(x, own["w"], stride) + own["b"]
+
+    measure = after.measure and (lambda own, x: after.measure(own, convolve(own, x)))
+    return Layer(lambda own, x: after.compute(own, convolve(own, x)), after.activation, measure)
 
 
 @functools.cache
@@ -192,7 +198,11 @@ def _block(norm: str | None, stride: int, skip: bool) -> Layer:
             return y
         return y + (conv2d(x, own["shortcut"]["w"], stride) if stride == 2 else x)
 
-    return Layer(compute, jax.nn.relu)
+    def measure(own: Params, x: Array) -> Params:
+        inside = first(own["conv1"], x)
+        return {"conv1": first.measure(own["conv1"], x), "conv2": second.measure(own["conv2"], inside)}
+
+    return Layer(compute, jax.nn.relu, first.measure and measure)
 
 
 def _average_and_classify(own: Params, x: Array) -> Array:
@@ -359,25 +369,65 @@ def _norm_init(size: int, norm: str | None = "layer") -> Params:
     return {"scale": jnp.ones(size), "shift": jnp.zeros(size)} if norm else {}
 
 
+class Statistics(NamedTuple):
+    """What batch norm subtracts and divides by the root of."""
+
+    mean: Array
+    variance: Array
+
+
 @functools.cache
 def _norm(norm: str | None, activation: str) -> Layer:
-    return Layer(_normalize(norm), _activation(activation))
-
-
-@functools.cache
-def _normalize(norm: str | None) -> Callable[[Params, Array], Array]:
     """Normalise to mean 0 and variance 1: over all but the last axis ("batch") or over an example ("layer").
 
-    A `Model` has no state, hence no running averages: "batch" always uses the statistics of the batch it is given, at
-    evaluation too. Evaluate on many examples at once.
+    "batch" uses the statistics of the batch it is given, as in training, unless `freeze` put others into `own`.
     """
     if norm is None:
-        return lambda own, x: x
+        return Layer(lambda own, x: x, _activation(activation))
     checks.known("norm", norm, ("batch", "layer"))
 
-    def normalize(own: Params, x: Array) -> Array:
+    def measure(x: Array) -> Statistics:
         axes = tuple(range(x.ndim - 1)) if norm == "batch" else tuple(range(1, x.ndim))
-        mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+        return Statistics(x.mean(axes, keepdims=True), x.var(axes, keepdims=True))
+
+    def normalize(own: Params, x: Array) -> Array:
+        mean, variance = own["statistics"] if "statistics" in own else measure(x)
         return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * own["scale"] + own["shift"]
 
-    return normalize
+    frozen = (lambda own, x: {"statistics": measure(x)}) if norm == "batch" else None
+    return Layer(normalize, _activation(activation), frozen)
+
+
+def freeze(model: Model, params: Params, x: Array, piece: int = 500) -> Params:
+    """Parameters with which batch norm uses the statistics of the training examples x, whatever it is then given.
+
+    To be used before a trained model is judged: a logit then depends on its own example alone. Without batch norm these
+    are `params` themselves. The examples pass once, in pieces of at most `piece`, each normalised on its way as in
+    training; a statistic is that of all pieces together (Wu & Johnson 2021, arXiv:2105.07576, §3). Where the pieces
+    cannot be equally large, fewer examples than there are pieces are left out at the end.
+    """
+    if not any(layer.measure for layer in model.layers.values()):
+        return params
+
+    def pass_through(x: Array) -> Params:
+        found = {}
+        for (name, layer), own in zip(model.layers.items(), model.split(params), strict=True):
+            if layer.measure:
+                found[name] = layer.measure(own, x)
+            x = layer(own, x)
+        return found
+
+    def together(pieces: Statistics) -> Statistics:
+        return Statistics(pieces.mean.mean(0), pieces.variance.mean(0) + pieces.mean.var(0))
+
+    count = -(-len(x) // piece)
+    pieces = x[: len(x) // count * count].reshape(count, len(x) // count, *x.shape[1:])
+    found = jax.lax.map(pass_through, pieces)
+    return _merge(params, jax.tree.map(together, found, is_leaf=lambda node: isinstance(node, Statistics)))
+
+
+def _merge(params: Params, found: Params) -> Params:
+    return params | {
+        name: _merge(params[name], part) if name in params and isinstance(part, dict) else part
+        for name, part in found.items()
+    }

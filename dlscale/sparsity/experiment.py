@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jax import Array
 
 from dlscale import sparsity
 from dlscale.course.records import Experiment, RunTrials
-from dlscale.lab import data, models
+from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
 
@@ -68,8 +69,8 @@ DENSE_RATE, CONV_BATCH, CONV_EPOCHS = 0.05, 50, 2
 @functools.cache
 def _images() -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """MNIST at half the resolution."""
-    train, judged = _halves("mnist")
-    return train, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
+    examples, judged = _halves("mnist")
+    return examples, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
 
 
 def _pooled(x: np.ndarray) -> np.ndarray:
@@ -101,9 +102,9 @@ def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Arra
 
 
 def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> Params:
-    train, _ = _images()
-    order = _order(seed, len(train.x_train), CONV_BATCH, CONV_EPOCHS)
-    return _train_conv(params, mask, np.float32(rate), order, _pooled(train.x_train), train.y_train)
+    examples, _ = _images()
+    order = _order(seed, len(examples.x_train), CONV_BATCH, CONV_EPOCHS)
+    return _train_conv(params, mask, np.float32(rate), order, _pooled(examples.x_train), examples.y_train)
 
 
 @functools.cache
@@ -148,15 +149,11 @@ def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
     arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
     for granularity, density in arms:
-        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, {"granularity": granularity, "density": density})
+        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, granularity=granularity, density=density)
 
 
-def _tuned(run: RunTrials, rates: Sequence[float], seeds: Sequence[int], arm: dict[str, float | str]) -> None:
-    tuning = itertools.product(rates, seeds)
-    measures = run([{**arm, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
-    means = np.reshape([measured["accuracy"] for measured in measures], (len(rates), -1)).mean(1)
-    best = rates[int(means.argmax())]
-    run([{**arm, "learning_rate": best, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+def _tuned(run: RunTrials, rates: Sequence[float], seeds: Sequence[int], **arm: float | str) -> None:
+    train.tune(run, **arm, learning_rate=rates, tuning_seeds=seeds, seeds=TEST_SEEDS, score=itemgetter("accuracy"))
 
 
 # Recurrent nets: gated recurrent units over the 40 values of MNIST-1D, two at a time
@@ -202,11 +199,13 @@ def _train_recurrent(
 
 def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains."""
-    train, judged = _halves("mnist1d_fresh")
+    examples, judged = _halves("mnist1d_fresh")
     params = _initial(hidden, seed)
-    order = _order(seed, len(train.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
-    x = train.x_train.reshape(-1, 20, 2)
-    params = _train_recurrent(hidden, params, np.float32(density), np.float32(learning_rate), order, x, train.y_train)
+    order = _order(seed, len(examples.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
+    x = examples.x_train.reshape(-1, 20, 2)
+    params = _train_recurrent(
+        hidden, params, np.float32(density), np.float32(learning_rate), order, x, examples.y_train
+    )
     x, y = judged[judged_on]
     left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
     accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
@@ -217,7 +216,7 @@ def recurrent_plan(run: RunTrials) -> None:
     """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
-        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, {"hidden": hidden, "density": density})
+        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, hidden=hidden, density=density)
 
 
 GRANULARITY = Experiment(
