@@ -197,6 +197,8 @@ EACH = pytest.mark.parametrize("chosen", STORED.values(), ids=STORED)
 
 
 def test_every_record_belongs_to_an_experiment():
+    listed = (commands.ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `results/{name}.json` |" in listed for name in STORED)
     assert {path.name for path in records.results_folder().glob("*.json")} == {f"{name}.json" for name in STORED}
 
 
