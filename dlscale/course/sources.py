@@ -30,8 +30,7 @@ def of(*functions: Callable[..., Any]) -> Definitions:
 
 def of_code(code: str) -> Definitions:
     """All of this package that the code of a notebook depends on."""
-    notebook = _Module("notebook", Path(), code)
-    _, used = notebook.read(ast.parse(code).body)
+    _, used = _Module("notebook", Path(), code).read(ast.parse(code).body)
     package = __name__.partition(".")[0]
     return _follow(full for full in used if full.partition(".")[0] == package)
 
@@ -81,8 +80,7 @@ def _follow(names: Iterable[str]) -> Definitions:
         if (place := _place(waiting.pop())) and ".".join(place) not in found:
             module, name = place
             found[f"{module}.{name}"], used = _module(module).read(_module(module).definitions[name])
-            inside = module.partition(".")[0]
-            waiting += [full for full in used if full.partition(".")[0] == inside]
+            waiting += [full for full in used if full.partition(".")[0] == module.partition(".")[0]]
     return dict(sorted(found.items()))
 
 
@@ -108,14 +106,10 @@ def _place(full: str) -> tuple[str, str] | None:
 
 def _file(module: str) -> Path | None:
     top, *rest = module.split(".")
-    if not (spec := find_spec(top)) or not spec.origin:
-        return None
-    path = Path(spec.origin)
-    if path.name == "__init__.py":
-        inner = path.parent.joinpath(*rest)
-        path = inner / "__init__.py" if inner.is_dir() else inner.with_suffix(".py")
-        return path if path.is_file() else None
-    return None if rest else path
+    start = Path(find_spec(top).origin)
+    inner = start.parent.joinpath(*rest)
+    candidates = [inner / "__init__.py", inner.with_suffix(".py")] if rest else [start]
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _module(name: str) -> _Module:
