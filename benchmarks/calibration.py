@@ -40,9 +40,9 @@ def compiling() -> None:
 
 def multiplying() -> None:
     """Multiply matrices of 1,500 × 1,500 float32 numbers, ten times."""
-    matrix = np.full((1500, 1500), 1e-3, np.float32)
+    matrix = product = np.full((1500, 1500), 1 / 1500, np.float32)
     for _ in range(10):
-        matrix = matrix @ matrix
+        product = product @ matrix  # stays what it is
 
 
 def drawing() -> None:

@@ -90,7 +90,7 @@ window.dlscale = {
     images: node => [...node.querySelectorAll('.jp-RenderedImage img')],
     shown: () => {
         const pngs = dlscale.outputs().map(output => output.data?.['image/png']).filter(Boolean);
-        const images = dlscale.images(dlscale.notebook().node);
+        const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
         return images.length === pngs.length && images.every((image, i) => image.complete
             && image.src === 'data:image/png;base64,' + pngs[i].replaceAll('\\n', ''));
     },
