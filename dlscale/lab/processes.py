@@ -43,6 +43,7 @@ MAX_PROCESSES = 100  # of a child and all that it started
 TICK = 0.1  # seconds between two looks at a child
 GRACE = 0.5  # seconds in which a child that fell silent ends, and in which the death that was the cause becomes visible
 END = 10  # seconds in which killed processes must be gone; one that hangs in the kernel cannot be waited for
+LOOKS = 5  # that find nobody: processes that end while they are looked at may have started another
 START = 60  # seconds in which peers have found each other, whatever the limit of their silence
 ATTEMPTS = 3  # to find a port that nobody else takes at the same moment
 
@@ -241,27 +242,21 @@ def received(inbox: queue.SimpleQueue[tuple[Child, bytes]]) -> tuple[Child, byte
             return child, line
 
 
-def _survivors(pid: int, mark: str) -> list[psutil.Process]:
-    """What a process has started, and what bears the mark, but for itself, this one, and the dead."""
-    found = {process.pid: process for process in family(pid)}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found[process.pid] = process
-    alive = []
-    for process in found.values():
-        with contextlib.suppress(psutil.Error):
-            if process.pid not in (pid, os.getpid()) and process.status() != psutil.STATUS_ZOMBIE:
-                alive.append(process)
-    return alive
-
-
 def _end(pid: int, mark: str) -> None:
-    """Kill the survivors until there are none: some may start others meanwhile."""
-    end = time.monotonic() + END
-    while (found := _survivors(pid, mark)) and time.monotonic() < end:
-        for process in found:
-            with contextlib.suppress(psutil.Error):
+    """Kill all that a process has started and all that bears the mark, until several looks have found nobody."""
+    found_nobody, end = 0, time.monotonic() + END
+    while found_nobody < LOOKS and time.monotonic() < end:
+        found_nobody += 1
+        descended = family(pid)
+        for process in (*descended, *psutil.process_iter()):
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.pid in (pid, os.getpid()) or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if process not in descended and process.environ().get(MARK) != mark:
+                    continue
+                found_nobody = 0
+                if sys.platform != "win32" and (group := os.getpgid(process.pid)) not in (pid, os.getpgrp()):
+                    os.killpg(group, signal.SIGKILL)  # at once, while each of them starts another and ends
                 process.kill()
         time.sleep(TICK / 10)
 
