@@ -279,13 +279,16 @@ def test_the_product_is_the_hessian_times_the_vector():
     np.testing.assert_allclose(ours, expected, atol=1e-5)
 
 
-def test_eigenvalues_can_be_computed_inside_a_compiled_loop():
-    curvatures = jnp.array([[1.0, 5.0, 2.0], [7.0, 1.0, 4.0]])
+def test_eigenvalues_and_density_share_one_program():
+    def fresh(params, x):
+        return quadratic(params, x)
 
-    def sharpness(c):
-        return room.hessian_eigenvalues(quadratic, {"w": jnp.ones(3)}, 1, KEY, (c,))[0]
-
-    np.testing.assert_allclose(jax.jit(lambda cs: jax.lax.map(sharpness, cs))(curvatures), [5, 7], rtol=1e-5)
+    params, data = {"w": jnp.ones(30)}, (jnp.arange(30.0),)
+    before = room._extend._cache_size()
+    room.hessian_eigenvalues(fresh, params, 1, KEY, data)
+    room.hessian_eigenvalues(fresh, params, 2, KEY, data)
+    room.spectral_density(fresh, params, KEY, data, probes=2, iterations=20)
+    assert room._extend._cache_size() == before + 1
 
 
 def test_the_trace_is_exact_for_a_diagonal_hessian_and_unbiased_otherwise():

@@ -53,6 +53,29 @@ def test_a_model_computes_in_the_type_of_parameters_and_inputs(case, dtype):
     assert jax.eval_shape(model.apply, params, jax.ShapeDtypeStruct((6, *shape), dtype)).dtype == dtype
 
 
+def test_the_layers_one_by_one_with_their_own_parameters_are_the_model(case):
+    model, shape = case
+    params = jax.jit(model.init)(KEY)
+    own = model.split(params)
+    assert set(params) <= set(model.layers)
+    assert sum(len(jax.tree.leaves(part)) for part in own) == len(jax.tree.leaves(params))
+    x = jax.random.normal(jax.random.key(1), (6, *shape))
+
+    @jax.jit
+    def in_a_loop(own, x):
+        for layer, part in zip(model.layers.values(), own, strict=True):
+            x = layer.activation(layer.compute(part, x))
+        return x
+
+    np.testing.assert_array_equal(in_a_loop(own, x), jax.jit(model.apply)(params, x))
+
+
+def test_layers_that_compute_the_same_are_equal():
+    lenet, deep = models.lenet().layers, models.resnet(20).layers
+    assert lenet["conv1"] == lenet["conv2"] != lenet["dense1"] == lenet["dense2"] != lenet["output"]
+    assert len(set(deep.values())) == 4  # the first, blocks that keep and that halve the image, and the last
+
+
 def test_initialisation_is_a_function_of_the_key(case):
     model, _ = case
     same, again, other = (jax.tree.leaves(jax.jit(model.init)(jax.random.key(k))) for k in (0, 0, 1))
@@ -109,7 +132,7 @@ def test_max_pool_equals_the_librarys_and_drops_odd_edges():
 @pytest.mark.parametrize(("norm", "axes"), [("batch", 0), ("layer", 1)])
 def test_norms_give_mean_0_and_variance_1(norm, axes):
     h = jax.random.normal(KEY, (50, 30)) * 7 + 3
-    out = models._norm(norm)({"scale": 1.0, "shift": 0.0}, h)
+    out = models._norm(norm, "linear")({"scale": 1.0, "shift": 0.0}, h)
     np.testing.assert_allclose(out.mean(axes), 0, atol=1e-5)
     np.testing.assert_allclose(out.var(axes), 1, atol=1e-4)
 

@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
 
 def test_shuffling_is_new_in_each_epoch_and_leaves_no_example_out():
     """With a model that cannot learn, an epoch's losses say which examples were in each batch."""
-    frozen = models.Model(lambda key: {}, lambda params, x: x[:, :10])
+    frozen = models.Model(lambda key: {}, {"first ten": models.Layer(lambda own, x: x[:, :10])})
     whole = dataclasses.replace(SMALL, x_train=SMALL.x_train[:320], y_train=SMALL.y_train[:320])
     epochs = train.fit(frozen, whole, optax.sgd, batch_size=1, epochs=2, learning_rate=0.1).history.loss.reshape(2, -1)
     assert not np.array_equal(epochs[0], epochs[1])

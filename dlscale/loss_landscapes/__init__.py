@@ -9,8 +9,7 @@ known by its products with vectors (Pearlmutter 1994), each at the price of a fe
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ Tree = Any  # a pytree of float arrays: parameters, or a direction in their spac
 Loss = Callable[..., Array]
 
 CHUNK = 10  # Lanczos steps between two looks at the convergence
+ROWS = 100  # of a basis, at least: eigenvalues and densities then share one compiled program
 
 
 # Directions
@@ -42,17 +42,29 @@ def random_direction(key: Array, params: Tree, normalize: str | None = "filter")
     if normalize is not None:
         checks.known("normalize", normalize, ("filter", "layer"))
     leaves, structure = jax.tree.flatten(_float_arrays(params))
+    drawn = [w for w in leaves if normalize is None or w.ndim > 1] or leaves
+    normals = _normals(key, len(leaves), max(w.size for w in drawn))
+    return structure.unflatten(_scaled(normals, leaves, normalize))
 
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _normals(key: Array, count: int, longest: int) -> Array:
+    """Numbers for `count` arrays, drawn in one go: a generator for each shape would take most of the compile time."""
+    return jax.vmap(lambda key: jax.random.normal(key, (longest,)))(jax.random.split(key, count))
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _scaled(normals: Array, leaves: list[Array], normalize: str | None) -> list[Array]:
     def norm(w: Array) -> Array:
         return jnp.linalg.norm(w.reshape(-1, w.shape[-1]) if normalize == "filter" else w.ravel(), axis=0)
 
-    def draw(key: Array, w: Array) -> Array:
+    def scale(normals: Array, w: Array) -> Array:
         if normalize is not None and w.ndim < 2:
             return jnp.zeros_like(w)
-        d = jax.random.normal(key, w.shape, w.dtype)
+        d = normals[: w.size].reshape(w.shape).astype(w.dtype)
         return d if normalize is None else d * norm(w) / norm(d)
 
-    return structure.unflatten(map(draw, jax.random.split(key, len(leaves)), leaves))
+    return [scale(*pair) for pair in zip(normals, leaves, strict=True)]
 
 
 def move(params: Tree, *steps: tuple[float | Array, Tree]) -> Tree:
@@ -93,10 +105,14 @@ def pca_plane(trajectory: Tree) -> PCAPlane:
     directions = vectors.T @ centred / np.sqrt(variances)[:, None]
     path = (points - points[-1]) @ directions.T
     signs = np.where(path[0] < 0, -1.0, 1.0)  # eigenvectors have no sign of their own: the path starts at the top right
-    last = jax.tree.map(lambda leaf: jnp.asarray(leaf[-1]), trajectory)
-    _, unravel = ravel_pytree(last)
-    x, y = (unravel(jnp.asarray(d, jnp.float32)) for d in directions * signs[:, None])
-    return PCAPlane(last, x, y, path * signs, variances / (centred**2).sum())
+    structure, ends = jax.tree.structure(trajectory), np.cumsum([array[0].size for array in arrays])[:-1]
+
+    def tree(flat: np.ndarray) -> Tree:
+        parts = np.split(flat.astype(np.float32), ends)
+        return structure.unflatten(part.reshape(array.shape[1:]) for part, array in zip(parts, arrays, strict=True))
+
+    x, y = map(tree, directions * signs[:, None])
+    return PCAPlane(tree(points[-1]), x, y, path * signs, variances / (centred**2).sum())
 
 
 # Slices
@@ -147,7 +163,7 @@ def plane(
     both = [x_direction, y_direction]
     for direction in both:
         _same_structure(params, direction)
-    u, v = (np.asarray(ravel_pytree(direction)[0], np.float64) for direction in both)
+    u, v = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(d)]).astype(np.float64) for d in both)
     if not (size := np.linalg.norm(u) * np.linalg.norm(v)) > 0:
         raise ValueError("A direction is zero: there is no plane. Draw another one with `random_direction`.")
     if abs(cosine := u @ v / size) > 1 - 1e-6:
@@ -164,12 +180,8 @@ def _slice(loss: Loss, params: Tree, directions: list[Tree], points: np.ndarray,
     points = np.concatenate([np.zeros((1, len(directions))), points]).astype(np.float32)  # params themselves come first
     workers = min(devices.cores(), len(points))
     padded = np.resize(points, (-(-len(points) // workers) * workers, len(directions)))
-    with ThreadPoolExecutor(workers) as pool:  # a small network keeps one core busy; side by side they use all
-        parts = pool.map(
-            lambda part: jax.device_get(_losses(loss, params, directions, part, tuple(data))),
-            np.split(padded, workers),
-        )
-        losses = np.concatenate(list(parts))[: len(points)]
+    jobs = [(loss, params, directions, part, tuple(data)) for part in np.split(padded, workers)]
+    losses = np.concatenate(devices.side_by_side(_losses, jobs))[: len(points)]
     _finite(losses[:1])
     return losses[1:]
 
@@ -190,47 +202,31 @@ def hessian_product(loss: Loss, params: Tree, vector: Tree, data: Sequence[Any] 
 
 def hessian_eigenvalues(
     loss: Loss, params: Tree, k: int, key: Array, data: Sequence[Any] = (), tolerance: float = 1e-3
-) -> Array:
+) -> np.ndarray:
     """The k largest eigenvalues of the loss's Hessian, (k,), in descending order, by Lanczos' method (Lanczos 1950).
 
     It starts at a random vector and ends when the residuals ‖H v − λ v‖ of all k are below `tolerance` times the
     largest |λ| found (the error of λ is then far smaller, of second order), at the earliest after 10 k products, so
     that one to which the start is nearly orthogonal is not overlooked, at the latest after max(100, 20 k). An
     eigenvalue that occurs several times may be found once only.
-    Raises ValueError for k above the number of parameters and for a loss that is not a finite number. May be called
-    inside `jax.jit` and `jax.lax.map`; it then gives NaN for a loss that is not finite.
+    Raises ValueError for k above the number of parameters and for a loss that is not a finite number.
     """
     size = _size(params)
     checks.whole("k", k, high=size, why=f"There are {size} parameters, hence as many eigenvalues.")
-    _check_scalar(loss, params, data)
-    return _finite(_eigenvalues(loss, params, int(k), key, tuple(data), tolerance))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _eigenvalues(loss: Loss, params: Tree, k: int, key: Array, data: tuple[Any, ...], tolerance: float) -> Array:
-    value, product, size = _linearize(loss, params, data)
     most = min(size, max(100, 20 * k))
-
-    def unfinished(loop: tuple[_Lanczos, Array]) -> Array:
-        state, converged = loop
-        return (state.count < most) & ~converged & jnp.isfinite(value)
-
-    def extend(loop: tuple[_Lanczos, Array]) -> tuple[_Lanczos, Array]:
-        state = _extend(product, loop[0], jnp.minimum(CHUNK, most - loop[0].count))
-        values, vectors = _ritz(state)
-        residuals = jnp.abs(state.betas[state.count - 1] * vectors[state.count - 1, -k:])
-        enough = state.count >= min(most, CHUNK * k)
-        return state, enough & (residuals <= tolerance * jnp.abs(values[-k:]).max()).all()
-
-    state, _ = lax.while_loop(unfinished, extend, (_start(jax.random.normal, key, size, most), False))
-    return jnp.where(jnp.isfinite(value), _ritz(state)[0][-k:][::-1], jnp.nan)
+    for matrix, beta in _lanczos(jax.random.normal, loss, params, key, data, most):
+        values, vectors = np.linalg.eigh(matrix)
+        residuals = np.abs(beta * vectors[-1, -k:])
+        if len(values) >= min(most, CHUNK * k) and (residuals <= tolerance * np.abs(values[-k:]).max()).all():
+            break
+    return values[-k:][::-1]
 
 
 class Spectrum(NamedTuple):
     """How the Hessian's eigenvalues are distributed, as a quadrature for each random probe vector."""
 
-    nodes: Array  # (probes, iterations), estimates of eigenvalues
-    weights: Array  # (probes, iterations), the fraction of all eigenvalues near each; each probe's sum is 1
+    nodes: np.ndarray  # (probes, iterations), estimates of eigenvalues
+    weights: np.ndarray  # (probes, iterations), the fraction of all eigenvalues near each; each probe's sum is 1
 
     def density(self, at: ArrayLike, width: float) -> np.ndarray:
         """The density of eigenvalues at the points `at`, smoothed by a Gaussian of standard deviation `width`."""
@@ -246,34 +242,24 @@ def spectral_density(
     arXiv:1901.10159).
 
     Costs probes × iterations products. The extremes of the spectrum are sharp; within it, structure finer than its
-    range over `iterations` is lost. Raises ValueError for a loss that is not a finite number; may be called inside
-    `jax.jit`.
+    range over `iterations` is lost. Raises ValueError for a loss that is not a finite number.
     """
     checks.whole("probes", probes)
-    checks.whole("iterations", iterations)
-    _check_scalar(loss, params, data)
-    iterations = min(int(iterations), _size(params))
-    return Spectrum(*map(_finite, _quadrature(loss, params, key, tuple(data), int(probes), iterations)))
+    most = min(checks.whole("iterations", iterations), _size(params))
 
+    def probe(key: Array) -> tuple[np.ndarray, np.ndarray]:
+        *_, (matrix, _) = _lanczos(jax.random.rademacher, loss, params, key, data, most)
+        nodes, vectors = np.linalg.eigh(matrix)
+        return nodes, vectors[0] ** 2
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _quadrature(
-    loss: Loss, params: Tree, key: Array, data: tuple[Any, ...], probes: int, iterations: int
-) -> tuple[Array, Array]:
-    value, product, size = _linearize(loss, params, data)
-
-    def probe(key: Array) -> tuple[Array, Array]:
-        nodes, vectors = _ritz(_extend(product, _start(jax.random.rademacher, key, size, iterations), iterations))
-        return jnp.where(jnp.isfinite(value), nodes, jnp.nan), vectors[0] ** 2
-
-    return lax.map(probe, jax.random.split(key, probes))
+    return Spectrum(*map(np.stack, zip(*map(probe, jax.random.split(key, probes)), strict=True)))
 
 
 def hessian_trace(loss: Loss, params: Tree, key: Array, data: Sequence[Any] = (), probes: int = 30) -> Array:
     """Independent unbiased estimates of the Hessian's trace, (probes,): zᵀ H z for random signs z (Hutchinson 1989).
 
     Their mean is the estimate, and their spread says how good it is. Raises ValueError for a loss that is not a finite
-    number; may be called inside `jax.jit`.
+    number.
     """
     checks.whole("probes", probes)
     _check_scalar(loss, params, data)
@@ -282,10 +268,10 @@ def hessian_trace(loss: Loss, params: Tree, key: Array, data: Sequence[Any] = ()
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _trace(loss: Loss, params: Tree, key: Array, data: tuple[Any, ...], probes: int) -> Array:
-    value, product, size = _linearize(loss, params, data)
+    value, product = _linearize(loss, params, data)
 
     def probe(key: Array) -> Array:
-        z = jax.random.rademacher(key, (size,), jnp.float32)
+        z = jax.random.rademacher(key, (_size(params),), jnp.float32)
         return z @ product(z)
 
     return jnp.where(jnp.isfinite(value), lax.map(probe, jax.random.split(key, probes)), jnp.nan)
@@ -294,68 +280,79 @@ def _trace(loss: Loss, params: Tree, key: Array, data: tuple[Any, ...], probes: 
 class _Lanczos(NamedTuple):
     """A basis of a Krylov space, and the Hessian in it: tridiagonal, `alphas` on the diagonal, `betas` beside it."""
 
-    key: Array
-    basis: Array  # (most, rounded up to whole chunks; size), orthonormal rows, 0 from `count` on
-    alphas: Array  # (most,)
-    betas: Array  # (most,)
+    basis: Array  # (rows, size), orthonormal, 0 from `count` on
+    alphas: Array  # (rows,)
+    betas: Array  # (rows,)
     vector: Array  # (size,), the next row
     count: Array  # products so far
+    ended: Array  # whether nothing is left: the Hessian maps the space into itself
 
 
-def _start(draw: Callable[..., Array], key: Array, size: int, most: int) -> _Lanczos:
+def _lanczos(
+    draw: Callable[..., Array], loss: Loss, params: Tree, key: Array, data: Sequence[Any], most: int
+) -> Iterator[tuple[np.ndarray, float]]:
+    """The Hessian in a basis that grows by CHUNK vectors up to `most`, and the beta beyond its edge."""
+    _check_scalar(loss, params, data)
+    size, rows = _size(params), -(-max(most, ROWS) // CHUNK) * CHUNK
+    key, vector = _random_unit(draw, key, size)
+    zeros = np.zeros(rows, np.float32)
+    state = jax.device_put(_Lanczos(np.zeros((rows, size), np.float32), zeros, zeros, vector, np.int32(0), np.False_))
+    for until in (*range(CHUNK, most, CHUNK), most):
+        while state.count < until:
+            value, state = _extend(loss, params, tuple(data), state, np.int32(until))
+            _finite(value)
+            if state.ended:  # go on from a new random vector
+                key, vector = _random_unit(jax.random.normal, key, size)
+                basis, vector = np.asarray(state.basis), np.asarray(vector)
+                for _ in range(2):
+                    vector = vector - (basis @ vector) @ basis
+                vector /= max(np.linalg.norm(vector), 1e-30)
+                state = state._replace(vector=vector, ended=np.False_)
+        alphas, betas = (np.asarray(part, np.float64)[:until] for part in (state.alphas, state.betas))
+        yield np.diag(alphas) + np.diag(betas[:-1], 1) + np.diag(betas[:-1], -1), betas[-1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _random_unit(draw: Callable[..., Array], key: Array, size: int) -> tuple[Array, Array]:
+    """Another key, and a random vector of length 1."""
     key, key_vector = jax.random.split(key)
     vector = draw(key_vector, (size,)).astype(jnp.float32)
-    zeros = jnp.zeros(most)
-    basis = jnp.zeros((-(-most // CHUNK) * CHUNK, size))
-    return _Lanczos(key, basis, zeros, zeros, vector / jnp.linalg.norm(vector), jnp.int32(0))
+    return key, vector / jnp.linalg.norm(vector)
 
 
-def _extend(product: Callable[[Array], Array], state: _Lanczos, count: int | Array) -> _Lanczos:
-    """Add `count` vectors to the basis. Rounding would undo their right angles: each is orthogonalised anew, twice."""
+@functools.partial(jax.jit, static_argnums=0)
+def _extend(loss: Loss, params: Tree, data: tuple[Any, ...], state: _Lanczos, until: Array) -> tuple[Array, _Lanczos]:
+    """The loss, and the basis with `until` vectors, fewer where the space ended before."""
+    value, product = _linearize(loss, params, data)
 
-    def orthogonal(vector: Array, basis: Array, rows: Array) -> Array:
-        def chunk(number: Array, vector: Array) -> Array:
-            part = lax.dynamic_slice_in_dim(basis, number * CHUNK, CHUNK)
-            return vector - (part @ vector) @ part
-
-        chunks = (rows - 1) // CHUNK + 1  # those that hold rows already: the others are many, and zero
-        for _ in range(2):
-            vector = lax.fori_loop(0, chunks, chunk, vector)
-        return vector
-
-    def step(_: Array, state: _Lanczos) -> _Lanczos:
+    def step(state: _Lanczos) -> _Lanczos:
         i = state.count
         basis = state.basis.at[i].set(state.vector)
-        image = product(state.vector)
-        rest = orthogonal(image, basis, i + 1)
+        image = rest = product(state.vector)
+
+        def chunk(number: Array, vector: Array) -> Array:
+            part = lax.dynamic_slice_in_dim(basis, number % chunks * CHUNK, CHUNK)
+            return vector - (part @ vector) @ part
+
+        chunks = i // CHUNK + 1  # those that hold rows already: the others are many, and zero
+        # rounding would undo the right angles: each vector is orthogonalised anew, twice
+        rest = lax.fori_loop(0, 2 * chunks, chunk, rest)
         beta = jnp.linalg.norm(rest)
-        # nothing is left in a space that the Hessian maps into itself: go on from a new random vector
         ended = beta <= 1e-6 * jnp.maximum(jnp.linalg.norm(image), jnp.abs(state.alphas).max())
-        new_key = jax.random.fold_in(state.key, i)
-        rest = lax.cond(ended, lambda: orthogonal(jax.random.normal(new_key, rest.shape), basis, i + 1), lambda: rest)
-        return state._replace(
-            basis=basis,
-            alphas=state.alphas.at[i].set(state.vector @ image),
-            betas=state.betas.at[i].set(jnp.where(ended, 0, beta)),
-            vector=rest / jnp.maximum(jnp.linalg.norm(rest), 1e-30),
-            count=i + 1,
+        return _Lanczos(
+            basis,
+            state.alphas.at[i].set(state.vector @ image),
+            state.betas.at[i].set(jnp.where(ended, 0, beta)),
+            rest / jnp.maximum(beta, 1e-30),
+            i + 1,
+            ended,
         )
 
-    return lax.fori_loop(0, count, step, state)
+    return value, lax.while_loop(lambda state: (state.count < until) & ~state.ended, step, state)
 
 
-def _ritz(state: _Lanczos) -> tuple[Array, Array]:
-    """Eigenvalues, ascending, and eigenvectors of the Hessian in the basis; rows not reached yet sort to the bottom."""
-    reached = jnp.arange(len(state.alphas)) < state.count
-    below = -4 * (jnp.abs(state.alphas).max() + state.betas.max()) - 1
-    beside = jnp.where(reached[1:], state.betas[:-1], 0)
-    return jnp.linalg.eigh(
-        jnp.diag(jnp.where(reached, state.alphas, below)) + jnp.diag(beside, 1) + jnp.diag(beside, -1)
-    )
-
-
-def _linearize(loss: Loss, params: Tree, data: tuple[Any, ...]) -> tuple[Array, Callable[[Array], Array], int]:
-    """The loss, the product of its Hessian with a flat vector, and the number of parameters.
+def _linearize(loss: Loss, params: Tree, data: tuple[Any, ...]) -> tuple[Array, Callable[[Array], Array]]:
+    """The loss, and the product of its Hessian with a flat vector.
 
     What the product needs of the forward and backward pass is computed once for all vectors.
     """
@@ -366,7 +363,7 @@ def _linearize(loss: Loss, params: Tree, data: tuple[Any, ...]) -> tuple[Array, 
         return gradient, value
 
     _, product, value = jax.linearize(gradient, flat, has_aux=True)
-    return value, product, flat.size
+    return value, product
 
 
 # What cannot work
@@ -405,8 +402,7 @@ def _check_scalar(loss: Loss, params: Tree, data: Sequence[Any]) -> None:
 
 
 def _finite(result: Array) -> Array:
-    """Raise where it can be known: not while JAX traces."""
-    if not isinstance(result, jax.core.Tracer) and not np.isfinite(result).all():
+    if not np.isfinite(result).all():
         raise ValueError(
             "The loss is not finite at these parameters (or its derivatives are not): did training diverge?"
         )
