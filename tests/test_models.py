@@ -137,6 +137,45 @@ def test_norms_give_mean_0_and_variance_1(norm, axes):
     np.testing.assert_allclose(out.var(axes), 1, atol=1e-4)
 
 
+def test_frozen_batch_norm_uses_the_statistics_of_the_examples_it_was_given():
+    x = jax.random.normal(KEY, (90, 40)) * 3 + 1
+    net = models.mlp((40, 16, 12, 10), norm="batch")
+    params = jax.jit(net.init)(KEY)
+    frozen = jax.jit(lambda params, x: models.freeze(net, params, x))(params, x)
+    h = x @ params["dense1"]["w"] + params["dense1"]["b"]
+    mean, variance = frozen["norm1"]["statistics"]
+    np.testing.assert_allclose(mean[0], h.mean(0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(variance[0], h.var(0), rtol=1e-4)
+    # all examples in one piece: the batch of all of them, as in training
+    np.testing.assert_allclose(net.apply(frozen, x), net.apply(params, x), atol=1e-4)
+    np.testing.assert_allclose(net.apply(frozen, x[:1]), net.apply(frozen, x)[:1], atol=1e-5)
+    pieces = models.freeze(net, params, x, piece=30)
+    np.testing.assert_allclose(pieces["norm1"]["statistics"].mean, mean, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(pieces["norm1"]["statistics"].variance, variance, rtol=1e-4)
+    odd = models.freeze(net, params, x[:89], piece=30)["norm1"]["statistics"]  # three pieces of 29
+    np.testing.assert_allclose(odd.mean[0], h[:87].mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_frozen_models_judge_each_example_by_itself(case):
+    model, shape = case
+    params = jax.jit(model.init)(KEY)
+    x = jax.random.normal(jax.random.key(1), (8, *shape))
+
+    @jax.jit
+    def both(params, x):
+        frozen = models.freeze(model, params, x)
+        return model.apply(frozen, x), jnp.concatenate([model.apply(frozen, x[i : i + 1]) for i in range(2)])
+
+    together, alone = both(params, x)
+    np.testing.assert_allclose(together[:2], alone, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(together, jax.jit(model.apply)(params, x), rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_without_batch_norm_has_nothing_to_freeze():
+    params = models.lenet().init(KEY)
+    assert models.freeze(models.lenet(), params, jnp.ones((2, 28, 28, 1))) is params
+
+
 def test_relu_layers_start_with_the_variance_of_he_et_al():
     w = models.mlp((400, 300, 10)).init(KEY)["dense1"]["w"]
     assert w.var() == pytest.approx(2 / 400, rel=0.05)
