@@ -210,12 +210,14 @@ widgets.explore(make, alt=lambda x: f"At {x}.", x=widgets.slider("x", [0, 0.5, 1
 
 
 def test_programs_are_found_where_they_were_moved(tmp_path):
-    code, names = "import jax; jax.jit(lambda x: x + 1)(1.0)", []
-    for folder in (tmp_path / "first", tmp_path / "second"):
+    def names(folder: Path) -> set[str]:
+        code = "import jax; jax.jit(lambda x: x + 1)(1.0)"
         subprocess.run([sys.executable, "-c", code], env=os.environ | keep_programs(folder), check=True)
-        names.append({file.name for file in folder.iterdir()})
-        shutil.copytree(folder, tmp_path / "second", dirs_exist_ok=True)
-    assert names[0] and names[0] == names[1]
+        return {file.name for file in folder.iterdir()}
+
+    made = names(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    assert made and made == names(tmp_path / "second")
 
 
 @pytest.mark.notebook
