@@ -138,11 +138,12 @@ def find_chromium() -> str | None:
 
 
 def keep_programs(folder: Path) -> dict[str, str]:
-    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there."""
+    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there or where it was moved."""
     return {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",  # else the name of a program hangs on its folder's
     }
 
 

@@ -23,7 +23,7 @@ def python(code: str, **environment: str) -> subprocess.Popen:
 
 
 def output(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return out
 

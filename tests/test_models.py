@@ -92,7 +92,7 @@ def test_a_batch_is_its_examples_unless_batch_norm_mixes_them(case):
     assert np.allclose(apply(params, x), one_by_one, rtol=1e-4, atol=1e-4) != mixed
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)  # each compiles four programs
 @given(
     height=st.integers(5, 14),
     width=st.integers(5, 14),
@@ -213,7 +213,7 @@ with ThreadPoolExecutor(2) as threads:
     for _ in range(40):
         list(threads.map(lambda seed: jax.block_until_ready(init(jax.random.key(seed))), range(8)))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # it used to hang
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)  # it used to hang
 
 
 def test_build_passes_options_and_fits_rnn():

@@ -215,6 +215,17 @@ widgets.explore(make, alt=lambda x: f"At {x}.", x=widgets.slider("x", [0, 0.5, 1
 """
 
 
+def test_programs_are_found_where_they_were_moved(tmp_path):
+    def names(folder: Path) -> set[str]:
+        code = "import jax; jax.jit(lambda x: x + 1)(1.0)"
+        subprocess.run([sys.executable, "-c", code], env=os.environ | keep_programs(folder), check=True)
+        return {file.name for file in folder.iterdir()}
+
+    made = names(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    assert made and made == names(tmp_path / "second")
+
+
 @pytest.mark.notebook
 @pytest.mark.parametrize(
     ("sources", "complaints"),
