@@ -585,7 +585,7 @@ import sys
 sys.path.insert(0, {str(Path(room.__file__).parent)!r})
 import demo
 from dlscale import __main__ as dlscale
-dlscale.exercises = lambda: {{entry.id: entry for entry in vars(demo).values() if hasattr(entry, "hints_shown")}}
+dlscale.exercises = lambda: {{entry.id: entry for entry in vars(demo).values() if isinstance(entry, demo.Exercise)}}
 sys.exit(dlscale.main({grade.arguments()!r}))
 """
     batch = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
