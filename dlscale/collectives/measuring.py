@@ -97,12 +97,11 @@ class Skipped(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """Who measures, told before the first row: how many, of which `kind`, and which process of `processes` tells it."""
+    """Who measures, told before the first row: how many, of which `kind`, and the number of the process that tells."""
 
     count: int
     kind: str
     process: int = 0
-    processes: int = 1
 
 
 Entry = Workers | Row | Skipped
@@ -269,7 +268,7 @@ def run(what: Measurements, mesh: Mesh, tell: Callable[[Entry], object]) -> None
     """Measure all in this process, or in each process of its group. `tell` hears of each entry at once."""
     processes, first = jax.process_count(), mesh.devices.flat[0]
     kind = "emulated devices" if first.platform == "cpu" else first.device_kind
-    tell(Workers(mesh.size, kind if processes == 1 else f"{processes} processes", jax.process_index(), processes))
+    tell(Workers(mesh.size, kind if processes == 1 else f"{processes} processes", jax.process_index()))
     for collective, algorithm, size in what.entries(mesh.size):
         try:
             measurement = _Measurement(collective, algorithm, size, what.dtype, mesh)
@@ -345,9 +344,12 @@ def processes(
         with contextlib.closing(peers(__name__, count, {"what": asdict(what)}, timeout)) as messages:
             for _, message in messages:
                 for entry in (kind(*message[name]) for name, kind in KINDS.items() if name in message):
-                    told.append(entry._replace(kind="processes of this machine") if count and not told else entry)
-                    rows += [entry] if isinstance(entry, Row) else []
-                    tell(told[-1])
+                    if isinstance(entry, Workers) and count:
+                        entry = Workers(count, "processes of this machine")
+                    if [entry] != told[:1]:  # only the first says more than that it is there
+                        told.append(entry)
+                        rows += [entry] if isinstance(entry, Row) else []
+                        tell(entry)
     except PeerLost as error:
         if not told:
             raise PeerLost(f"{error}, before they had found each other.") from None
@@ -372,7 +374,7 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     silent = order.get("process", 0) > 0
 
     def tell(entry: Entry) -> None:
-        if not silent:
+        if not silent or isinstance(entry, Workers):
             say(**{name: entry for name, kind in KINDS.items() if isinstance(entry, kind)})
 
     run(Measurements(**order["what"]), devices.mesh(), tell)

@@ -1,6 +1,6 @@
 """Exercises with an instant check.
 
-Those with ids "<room>-<slug>" are the instances of `Exercise` that the module `dlscale.exercises.<room>` names.
+Those with ids "<room>-<slug>" are the instances of `Exercise` that the module `dlscale.<room>.exercises` names.
 """
 
 from __future__ import annotations

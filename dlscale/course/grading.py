@@ -246,8 +246,18 @@ def grade(
     shared = _digest(course, str(limits))
     keys = [_digest([path], shared + ascii(name)) for path, name in zip(found, names, strict=True)]
     rows = {} if again else {row["key"]: row for row in _rows(out) if row["key"] in keys}
+
+    def save() -> None:
+        part = out.with_name(f"{out.name}.part")
+        with part.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
+            table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks", "key"])
+            table.writeheader()
+            table.writerows(rows[key] for key in keys if key in rows)
+        part.replace(out)  # at once: who ends the batch keeps all complete rows
+
     if rows:
         print(f"{len(rows)} of {len(found)} were graded before")
+        save()
     for count, (path, name, key) in enumerate(zip(found, names, keys, strict=True), 1):
         if key in rows:
             continue
@@ -262,12 +272,7 @@ def grade(
         total, shown = sum(points.values()), shorten(name)
         safe = f"./{shown}" if shown[0] in "=+-@" else shown  # no formula in a spreadsheet
         rows[key] = {"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks, "key": key}
-        part = out.with_name(f"{out.name}.part")
-        with part.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
-            table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks", "key"])
-            table.writeheader()
-            table.writerows(rows[key] for key in keys if key in rows)
-        part.replace(out)  # at once: who ends the batch keeps all complete rows
+        save()
         print(f"{count} of {len(found)}: {shown}: {total} right")
 
 
