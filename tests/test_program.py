@@ -141,8 +141,9 @@ def matrix(rows, columns):
 
 def tree_sum(x):
     while len(x) > 1:
-        x = x[::2] + x[1::2]
-    return x[0]
+        low, high = jnp.split(x, 2)
+        x = low + high
+    return x.reshape(())
 
 
 def scan_sum(x):

@@ -177,6 +177,11 @@ class _Known(NamedTuple):
 
 
 class _Messages(Reader):
+    """Each array has its origins: an argument, what came in a message, or what moving made of several arrays. Where
+    arrays of different origins meet in a computation, their elements are combined, and only the first time: the
+    instructions of one operation (`logaddexp` has ten) meet the same origins again.
+    """
+
     def __init__(self) -> None:
         self.rounds: dict[int, Round] = {}
         self.combined: set[frozenset[int]] = set()
