@@ -91,8 +91,7 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
         waiting = [reader.joined([given[0], value]) for value in given[1:]]
         return reader.decided([partial(follow, branch, waiting, reader) for branch in params["branches"]])
     inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
-    takes = [v.aval.shape for v in getattr(inner, "jaxpr", inner).invars] if inner else None
-    if takes == [v.aval.shape for v in equation.invars]:  # a call; others hold the function that they reduce with
+    if inner and not name.startswith("reduce"):  # a call; a reduction holds the function that it reduces with
         return follow(inner, given, reader)
     return reader.equation(equation, given)
 
