@@ -141,8 +141,9 @@ def matrix(rows, columns):
 
 def tree_sum(x):
     while len(x) > 1:
-        x = x[::2] + x[1::2]
-    return x[0]
+        low, high = jnp.split(x, 2)
+        x = low + high
+    return x.reshape(())
 
 
 def scan_sum(x):
@@ -171,6 +172,7 @@ CONVOLUTION = functools.partial(lax.conv, window_strides=(1, 1), padding="VALID"
         (chain, [matrix(2, 8), matrix(8, 4), matrix(4, 3)], 2 * 4 * 15 + 2 * 3 * 7, (1 + 3) + (1 + 2)),
         (lambda a, b: a @ b, [matrix(3, 1), matrix(1, 5)], 15, 1),
         (CONVOLUTION, [jnp.ones((2, 3, 6, 6)), jnp.ones((5, 3, 3, 3))], 2 * 5 * 16 * (2 * 27 - 1), 1 + 5),
+        (lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + a, (0,)), [matrix(8, 2)], 14, 3),
         (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (4,), (4,), "VALID"), [vector(16)], 4 * 3, 2),
         (jax.jit(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))), [vector(3)], 6, 2),
         (lambda x: lax.cond(True, jnp.sin, lambda x: jnp.sin(jnp.sin(x)), x), [vector(3)], 6, 2),

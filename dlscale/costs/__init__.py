@@ -33,7 +33,6 @@ NVLINK = Link(1e-6, 20e9)  # NVLink 1.0, one link: 20 GB/s (NVIDIA DGX-1 white p
 PCIE = Link(2e-6, 15.75e9)  # PCI Express 3.0 x16: 8 GT/s · 16 lanes · 128/130 (PCI-SIG); latency assumed
 QPI = Link(0.5e-6, 19.2e9)  # QuickPath Interconnect at 9.6 GT/s, 2 bytes a transfer (Intel); latency assumed
 INFINIBAND = Link(1e-6, 12.5e9)  # EDR 4x, 100 Gb/s (InfiniBand Trade Association); latency assumed
-ETHERNET = Link(25e-6, 1.25e9)  # 10 Gigabit Ethernet with TCP; latency assumed
 COMBINE = 1 / 10e9  # seconds to add a byte to another, of a processor that reads and writes 10 GB/s: assumed
 
 

@@ -91,8 +91,7 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
         waiting = [reader.joined([given[0], value]) for value in given[1:]]
         return reader.decided([partial(follow, branch, waiting, reader) for branch in params["branches"]])
     inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
-    takes = [v.aval.shape for v in getattr(inner, "jaxpr", inner).invars] if inner else None
-    if takes == [v.aval.shape for v in equation.invars]:  # a call; others hold the function that they reduce with
+    if inner and not name.startswith("reduce"):  # a call; a reduction holds the function that it reduces with
         return follow(inner, given, reader)
     return reader.equation(equation, given)
 
@@ -177,6 +176,11 @@ class _Known(NamedTuple):
 
 
 class _Messages(Reader):
+    """Each array has its origins: an argument, what came in a message, or what moving made of several arrays. Where
+    arrays of different origins meet in a computation, their elements are combined, and only the first time: the
+    instructions of one operation (`logaddexp` has ten) meet the same origins again.
+    """
+
     def __init__(self) -> None:
         self.rounds: dict[int, Round] = {}
         self.combined: set[frozenset[int]] = set()
