@@ -11,10 +11,9 @@ READY  := $(VENV)/.ready
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-TWO_AT_A_TIME = -n 2 --dist loadfile
-ALONE = tests/test_notebooks.py tests/test_in_browser.py# held to seconds and megabytes
+PYTEST = $(BIN)/python -m pytest -n 2
 
-.PHONY: help lab test notebooks bench book lock oldest clean
+.PHONY: help lab check test notebooks bench book lock oldest clean
 
 help:  ## list these commands
 	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | \
@@ -23,19 +22,23 @@ help:  ## list these commands
 lab: $(READY)  ## open the course in JupyterLab
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
-test: $(READY)  ## check style, layers, library, notebooks, and the controls in a browser
+check: $(READY)  ## check style, walls and library: all but the notebooks' runs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/lint-imports
-	$(BIN)/python -m pytest $(TWO_AT_A_TIME) $(addprefix --ignore=,$(ALONE))
-	$(BIN)/python -m pytest $(ALONE)
+	$(PYTEST) --dist loadfile -m "not notebook"
+
+# Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
+# compiled. Only this and `check` grow with the course: a notebook adds some 100 s of one worker while it keeps the 30 s
+# from cold that `make bench` holds it to, and a room's tests should add no more than 20 s (the slowest are printed).
+# Eighteen notebooks: 15 minutes here, 7 in `check`; with installing and the oldest versions under half an hour.
+test: check  ## check all: also every notebook from cold, and its controls in a browser
+	$(PYTEST) --dist loadgroup -m notebook tests/test_notebooks.py tests/test_in_browser.py
 
 notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
 	$(BIN)/python tools/notebooks.py
 
-bench: $(VENV)/.bench-ready  ## compare speed with PyTorch, a plain loop and plain widgets
-	@for file in $$(grep -l __main__ benchmarks/*.py); do \
-	    $(BIN)/python -m "benchmarks.$$(basename $$file .py)" || exit 1; done
+bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one
+	$(BIN)/python -m benchmarks $(ONLY)
 
 book: $(READY)  ## make a web site of the notebooks in _book/ that needs no network
 	$(BIN)/python tools/book.py
@@ -47,15 +50,18 @@ lock: .venv-lock/.ready  ## renew requirements.txt from requirements.in; UPGRADE
 
 OLDEST_INSTALL = $(subst $(VENV)/,.venv-lock/,$(BIN))/uv pip install --quiet \
     --python $(subst $(VENV)/,.venv-oldest/,$(BIN))/python
-oldest: .venv-lock/.ready  ## test the library with the oldest versions that pyproject.toml allows
+oldest: .venv-lock/.ready  ## smoke-test the library with the oldest versions that pyproject.toml allows
 	$(call make_venv,.venv-oldest)
 	$(OLDEST_INSTALL) --resolution lowest-direct --editable .
 	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis
-	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -q $(TWO_AT_A_TIME) -W ignore::DeprecationWarning \
-	    $(addprefix tests/test_,$(addsuffix .py,checks statistics data devices models train landscape learning_rate batch_size precision sparsity recompute collectives replay costs figures widgets))
+	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -n 2 -W ignore::DeprecationWarning @tests/smoke.txt
 
-clean:  ## remove everything that these commands made
-	rm -rf $(VENV) .venv-lock .venv-oldest _book build dist .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+MADE = .venv .venv-lock .venv-oldest _book build dist node_modules .pytest_cache .hypothesis .ruff_cache \
+    .import_linter_cache .grimp_cache benchmarks/results.json
+clean:  ## remove everything that these commands made; downloaded data and begun records stay
+	rm -rf $(MADE)
+	find . -name .git -prune -o \( -name __pycache__ -o -name '*.egg-info' -o -name .ipynb_checkpoints \) -prune \
+	    -exec rm -rf {} +
 
 $(READY): requirements.txt pyproject.toml
 	@echo "Setting up $(VENV); the first time this takes some minutes."

@@ -1,57 +1,74 @@
-"""Seconds from starting a notebook's kernel to its first picture and to its end: nothing compiled before, and again."""
+"""Each notebook from its kernel's start to its end, nothing compiled before, over the calibration beside it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
+import lab
 import nbformat
 import numpy as np
+import psutil
 from nbclient import NotebookClient
 
-from benchmarks.timing import table
+from benchmarks import calibration
+from benchmarks.timing import Row, row
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+BUDGET_SECONDS = 30  # for a notebook, and for its first picture, on the machine of calibration.QUIET_SECONDS
+FIRST_PICTURE_SECONDS = 15
 
 
-def run(path: Path, programs: str) -> tuple[float, float]:
-    """Run the notebook with compiled programs kept in the folder `programs`: seconds to first picture, to the end."""
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+class Cold(NamedTuple):
+    """Seconds from the kernel's start: to the first picture, to the end; and of the processor, children included."""
+
+    first_picture: float
+    wall: float
+    processor: float
+
+
+def cold(path: Path) -> Cold:
+    """Run the notebook in a new kernel that finds no compiled program. What it compiles is kept for later kernels."""
     notebook = nbformat.read(path, as_version=4)
-    pictures: list[float] = []
+    pictures, processor = [], 0.0
 
-    def executed(cell, **_: object) -> None:
+    def executed(cell: nbformat.NotebookNode, **_: object) -> None:
+        nonlocal processor
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
             pictures.append(perf_counter() - start)
+        processor = sum(psutil.Process(client.km.provisioner.pid).cpu_times()[:4])
 
     client = NotebookClient(
-        notebook, timeout=300, on_cell_executed=executed, resources={"metadata": {"path": NOTEBOOKS}}
+        notebook,
+        timeout=None,
+        kernel_name="python3",
+        on_cell_executed=executed,
+        resources={"metadata": {"path": str(path.parent)}},
     )
-    start = perf_counter()
-    client.execute()
-    return pictures[0], perf_counter() - start
+    with tempfile.TemporaryDirectory() as programs:
+        start = perf_counter()
+        client.execute(env=os.environ | lab.keep_programs(Path(programs)))
+        wall = perf_counter() - start
+        if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            shutil.copytree(programs, kept, copy_function=shutil.move, dirs_exist_ok=True)
+    return Cold(pictures[0], wall, processor)
 
 
-def main(rounds: int = 3) -> None:
+def run() -> Iterator[Row]:
+    calibration.once()
+    before = calibration.once()
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        cold, again = [], []
-        for _ in range(rounds):
-            with tempfile.TemporaryDirectory() as programs:
-                cold.append(run(path, programs))
-                again.append(run(path, programs))
-        (first, whole), (first_again, whole_again) = np.transpose(cold), np.transpose(again)
-        seconds = {
-            "first start: whole notebook": whole,
-            "first start: to the first picture": first,
-            "later start: whole notebook": whole_again,
-            "later start: to the first picture": first_again,
-        }
-        table(f"Cold start of {path.stem}", seconds, "first start: whole notebook")
-
-
-if __name__ == "__main__":
-    main()
+        seconds, after = cold(path), calibration.once()
+        wall, processor = ((before[name] + after[name]) / 2 for name in ("whole", "processor"))
+        before, task = after, f"{path.stem}, from cold: ratio to the calibration"
+        limits = {"wall": BUDGET_SECONDS, "first_picture": FIRST_PICTURE_SECONDS}
+        for name, value in seconds._asdict().items():
+            ratio, limit = value / (processor if name == "processor" else wall), limits.get(name)
+            over = limit is not None and ratio > limit / calibration.QUIET_SECONDS
+            note = f"OVER its budget of {limit / calibration.QUIET_SECONDS:.2f}" if over else ""
+            yield row(task, name.replace("_", " "), np.array([value]), "s", ratio, note)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks.timing import interleave, table
+from benchmarks.timing import Row, interleave, rows
 from benchmarks.train_speed import torch_lenet, torch_mlp
 from dlscale.lab import data, devices, models
 from dlscale.loss_landscapes import Batched, hessian_eigenvalues, plane, random_direction
@@ -68,7 +68,7 @@ def to_torch(params: dict, net: nn.Module) -> None:
 
 def compare(
     name: str, model: models.Model, net: nn.Module, x: np.ndarray, y: np.ndarray, side: int, rounds: int, batch: int
-) -> None:
+) -> Iterator[Row]:
     """A surface of side × side points; the time per point hardly depends on their number. Both go batch by batch."""
 
     def loss(params: models.Params, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -107,22 +107,16 @@ def compare(
         eigenvalue[f"PyTorch, {count} threads"] = with_threads(count, torch_eigenvalue)
     per_point = {task: seconds / len(at) ** 2 for task, seconds in interleave(surface, rounds).items()}
     what = f"{name} on {len(x):,} examples"
-    table(f"Loss surface, {what}: per point", per_point, "dlscale.loss_landscapes.plane", "ms", 1e3)
-    table(
-        f"Largest eigenvalue, {what}, {STEPS} Lanczos steps",
-        interleave(eigenvalue, rounds),
-        "dlscale.loss_landscapes.hessian_eigenvalues",
-        "ms",
-        1e3,
-    )
+    yield from rows(f"Loss surface, {what}: per point", per_point, "ms", 1e3)
+    yield from rows(f"Largest eigenvalue, {what}, {STEPS} Lanczos steps", interleave(eigenvalue, rounds), "ms", 1e3)
 
 
-if __name__ == "__main__":
+def run() -> Iterator[Row]:
     signals, mnist = data.load("mnist1d"), data.load("mnist")
     signal = signals.x_train, signals.y_train
     image = mnist.x_train[:1000], mnist.y_train[:1000]
     for sizes in ((40, 32, 32, 10), (40, 128, 128, 10)):
         name = f"{'-'.join(map(str, sizes))} MLP"
-        compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=7, batch=len(signal[0]))
+        yield from compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=7, batch=len(signal[0]))
     # 100 images fit into a cache, 1,000 do not: both libraries are faster so
-    compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=100)
+    yield from compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from benchmarks.timing import interleave, table
+from benchmarks.timing import Row, interleave, row, rows
 from dlscale import precision
 
 COUNT = 10_000_000
@@ -27,18 +27,20 @@ def torch_emulation(x: torch.Tensor, form: precision.Float) -> torch.Tensor:
     return torch.where(rounded.abs() > form.max, rounded * torch.inf, rounded)
 
 
-def qpytorch() -> Callable[..., torch.Tensor] | None:
-    """QPyTorch's `float_quantize`; its C++ is compiled at the first import, which takes a minute and a compiler."""
+def qpytorch() -> Callable[..., torch.Tensor] | str:
+    """QPyTorch's `float_quantize`, or why it cannot be used.
+
+    Its C++ is compiled at the first import, which takes a minute and a compiler.
+    """
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # ninja, from its wheel
     try:
         from qtorch.quant import float_quantize
     except (ImportError, OSError, RuntimeError) as error:
-        print(f"Without QPyTorch: {str(error).splitlines()[0]}")
-        return None
+        return str(error).splitlines()[0]
     return float_quantize
 
 
-def compare(name: str, their_dtype: torch.dtype, float_quantize: Callable[..., torch.Tensor] | None) -> None:
+def compare(name: str, their_dtype: torch.dtype, float_quantize: Callable[..., torch.Tensor] | None) -> Iterator[Row]:
     form = precision.FORMATS[name]
     x = jax.random.normal(KEY, (COUNT,))
     x_torch = torch.from_numpy(np.array(x))
@@ -57,23 +59,22 @@ def compare(name: str, their_dtype: torch.dtype, float_quantize: Callable[..., t
         "PyTorch, cast there and back": lambda: x_torch.to(their_dtype).float(),
         "PyTorch, written by hand": lambda: torch_emulation(x_torch, form),
     }
+    task = f"{COUNT:,} numbers to {name}"
     if float_quantize is not None:
         bits = {"exp": form.exponent_bits, "man": form.mantissa_bits}
         candidates["QPyTorch, nearest"] = lambda: float_quantize(x_torch, rounding="nearest", **bits)
         candidates["QPyTorch, stochastic"] = lambda: float_quantize(x_torch, rounding="stochastic", **bits)
         wrong = (float_quantize(x_torch, rounding="nearest", **bits).numpy() != ours).sum()
-        print(f"\nQPyTorch rounds {wrong:,} of {COUNT:,} normal random numbers otherwise than {name}.")
-    seconds = interleave(candidates, rounds=7)
-    table(f"{COUNT:,} numbers to {name}", seconds, "dlscale quantize", "ms", 1e3)
-    passes = [np.median(seconds["dlscale quantize"] / seconds[f"JAX, {other}"]) for other in ("copy", "x + 1")]
-    print("  quantize takes {:.2f} times as long as a compiled copy, {:.2f} times as long as x + 1.".format(*passes))
+        note = "" if wrong == 0 else f"not {name}: its results differ"
+        yield row(task, "QPyTorch, otherwise rounded", np.array([wrong]), "numbers", note=note)
+    yield from rows(task, interleave(candidates, rounds=5), "ms", 1e3)
 
 
-if __name__ == "__main__":
+def run() -> Iterator[Row]:
+    dtypes = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e5m2": torch.float8_e5m2}
     emulation = qpytorch()
-    for name, dtype in {
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "float8_e5m2": torch.float8_e5m2,
-    }.items():
-        compare(name, dtype, emulation)
+    if isinstance(emulation, str):
+        yield row("QPyTorch", "could not be used", np.array([0]), "", note=emulation)
+        emulation = None
+    for name, dtype in dtypes.items():
+        yield from compare(name, dtype, emulation)

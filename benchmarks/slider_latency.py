@@ -1,25 +1,23 @@
 """From a key press on a slider to the first frame with the new picture, in JupyterLab and Chromium on this machine.
 
-First every slider of every notebook; then one figure drawn by `widgets.explore` and by `interact` with `plt.show`.
+First one figure drawn by `widgets.explore` and by `interact` with `plt.show`; then every slider of every notebook.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import lab
 import nbformat
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmarks.timing import Row, row, rows
 
-import lab  # noqa: E402
-
-PRESSES, WARM_UP, ROUNDS = 20, 2, 7
+NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
+PRESSES, WARM_UP, ROUNDS = 5, 1, 7
 TURN = {"ArrowLeft": "ArrowRight", "ArrowRight": "ArrowLeft"}
 
 CURVES = """
@@ -69,52 +67,41 @@ def presses(notebook: lab.OpenNotebook, slider: lab.Locator, count: int) -> Iter
                 raise ValueError("a slider with a single value cannot be timed")
             continue
         since_turn, count = 0, count - 1
-        milliseconds = notebook.press(slider, key)
+        milliseconds = notebook.latency(slider, key)
         yield np.nan if milliseconds is None else milliseconds
-        notebook.settle()
 
 
-def notebooks(page: lab.Page, address: str, names: list[str]) -> None:
-    print(f"Slider to picture, ms, {PRESSES} key presses each")
-    print(f"  {'':58}  median     p95   worst")
-    for name in names:
-        with lab.opened(page, address.format(name)) as notebook:
-            for slider in notebook.sliders():
-                times = list(presses(notebook, slider, WARM_UP + PRESSES))[WARM_UP:]
-                changed = np.array([t for t in times if not np.isnan(t)] or [np.nan])
-                same = f"  ({PRESSES - len(changed)} presses changed no picture)" if len(changed) < PRESSES else ""
-                median, p95, worst = np.quantile(changed, (0.5, 0.95, 1))
-                label = f"{name}, {notebook.label(slider)}"
-                print(f"  {label:58}  {median:6.0f}  {p95:6.0f}  {worst:6.0f}{same}", flush=True)
-
-
-def baseline(page: lab.Page, address: str) -> None:
+def baseline(page: lab.Page, address: str) -> Iterator[Row]:
     with lab.opened(page, address.format("baseline.ipynb")) as notebook:
         times: dict[str, list[float]] = {"explore": [], "interact": []}
         for _ in range(ROUNDS):
             for label, medians in times.items():
                 medians.append(float(np.median(list(presses(notebook, notebook.slider(label), WARM_UP + 5))[WARM_UP:])))
-    explore, interact = np.array(times["explore"]), np.array(times["interact"])
-    print(f"\nThe same figure both ways, ms, median of {ROUNDS} rounds [range]")
-    for label, values in (("widgets.explore", explore), ("interact and plt.show", interact)):
-        print(f"  {label:24} {np.median(values):6.0f} [{values.min():.0f}, {values.max():.0f}]")
-    ratio = interact / explore
-    print(f"  {'ratio':24} {np.median(ratio):6.2f} [{ratio.min():.2f}, {ratio.max():.2f}]")
+    names = {"widgets.explore": "explore", "interact and plt.show": "interact"}
+    seconds = {name: np.array(times[label]) for name, label in names.items()}
+    yield from rows("Slider to picture, one figure both ways", seconds, "ms")
 
 
-def main() -> None:
+def each_slider(page: lab.Page, address: str, path: Path) -> Iterator[Row]:
+    with lab.opened(page, address.format(path.name)) as notebook:
+        for slider in notebook.sliders():
+            times = np.array(list(presses(notebook, slider, WARM_UP + PRESSES))[WARM_UP:])
+            idle = int(np.isnan(times).sum())
+            note = f"{idle} of {PRESSES} key presses changed no picture" if idle else ""
+            seen = times[~np.isnan(times)] if idle < PRESSES else times
+            yield row(f"Slider to picture, {path.stem}", notebook.label(slider), seen, "ms", note=note)
+
+
+def run() -> Iterator[Row]:
     if lab.find_chromium() is None:
-        sys.exit("Chromium is not installed: sliders cannot be timed.")
+        raise FileNotFoundError("Chromium is not installed: sliders cannot be timed.")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(shutil.copytree(ROOT / "notebooks", Path(temporary) / "notebooks"))
-        names = sorted(path.name for path in folder.glob("*.ipynb"))
+        folder = Path(shutil.copytree(NOTEBOOKS, Path(temporary) / "notebooks"))
+        paths = sorted(folder.glob("*.ipynb"))
         cells = [nbformat.v4.new_code_cell(source) for source in (CURVES, EXPLORE, INTERACT)]
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "baseline.ipynb")
         with lab.server(folder) as address, lab.browser() as page:
-            notebooks(page, address, names)
-            baseline(page, address)
-
-
-if __name__ == "__main__":
-    main()
+            yield from baseline(page, address)
+            for path in paths:
+                yield from each_slider(page, address, path)

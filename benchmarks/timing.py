@@ -1,15 +1,32 @@
-"""Interleaved timing, so that a noisy moment of the machine hits all candidates alike."""
+"""What all benchmarks share: rows of one table, and timing that is fair on a machine with other work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
 
+class Row(NamedTuple):
+    """One line of the table: a task, who did it, the median of its rounds with their range, and a ratio."""
+
+    task: str
+    candidate: str
+    median: float
+    low: float
+    high: float
+    unit: str
+    ratio: float | None = None  # to what the task names, or else to the first candidate of the task
+    note: str = ""
+
+
 def interleave(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, np.ndarray]:
-    """Seconds of each candidate, (rounds,), after one untimed call of each that compiles and fills caches."""
+    """Seconds of each candidate, (rounds,), after one untimed call of each that compiles and fills caches.
+
+    The candidates take turns, so that a noisy moment of the machine hits all of them alike.
+    """
     for run in candidates.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -21,11 +38,13 @@ def interleave(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> 
     return {name: np.array(values) for name, values in seconds.items()}
 
 
-def table(title: str, seconds: dict[str, np.ndarray], ours: str, unit: str = "s", scale: float = 1.0) -> None:
-    """Print medians with their range, and how many times as long as `ours` each takes, round by round."""
-    print(f"\n{title}")
-    for name, values in seconds.items():
-        ratio = values / seconds[ours]
-        low, middle, high = np.quantile(values, (0, 0.5, 1)) * scale
-        least, usual, most = np.quantile(ratio, (0, 0.5, 1))
-        print(f"  {name:34} {middle:9.2f} {unit} [{low:.2f}, {high:.2f}]  ratio {usual:6.2f} [{least:.2f}, {most:.2f}]")
+def row(task: str, candidate: str, values: np.ndarray, unit: str, ratio: float | None = None, note: str = "") -> Row:
+    """A row from the values of all rounds, in the unit that is to be shown."""
+    low, middle, high = (float(value) for value in np.quantile(values, (0, 0.5, 1)))
+    return Row(task, candidate, middle, low, high, unit, ratio, note)
+
+
+def rows(task: str, seconds: dict[str, np.ndarray], unit: str = "s", scale: float = 1.0) -> list[Row]:
+    """Rows with the median of how many times as long as the first candidate each takes, round by round."""
+    first = next(iter(seconds.values()))
+    return [row(task, name, scale * values, unit, float(np.median(values / first))) for name, values in seconds.items()]

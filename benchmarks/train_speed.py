@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import jax
@@ -10,7 +11,7 @@ import optax
 import torch
 from torch import nn
 
-from benchmarks.timing import interleave, table
+from benchmarks.timing import Row, interleave, rows
 from dlscale.lab import data, devices, models, train
 
 RATES = np.logspace(-2.5, -0.5, 32).tolist()
@@ -55,7 +56,7 @@ def jax_steps(model: models.Model, dataset: data.Dataset, batch_size: int, steps
     return run
 
 
-def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> None:
+def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> list[Row]:
     """1,000 steps for each of 32 rates. The slow candidates run `few` of the 32, which only spares time."""
     signals, model = data.load("mnist1d"), models.mlp(sizes)
     x, y = torch.from_numpy(signals.x_train.copy()), torch.from_numpy(signals.y_train.astype(np.int64))
@@ -82,7 +83,7 @@ def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> None:
     )
     per_setting = {name: s / (len(RATES) if name.startswith("dlscale") else few) for name, s in seconds.items()}
     title = f"Sweep, {'-'.join(map(str, sizes))} MLP on mnist1d, batch {batch_size}, {steps} steps: per setting"
-    table(title, per_setting, "dlscale.lab.train.sweep", "ms", 1e3)
+    return rows(title, per_setting, "ms", 1e3)
 
 
 def torch_lenet() -> nn.Sequential:
@@ -91,7 +92,7 @@ def torch_lenet() -> nn.Sequential:
     return nn.Sequential(*features, nn.Flatten(), *head)
 
 
-def lenet() -> None:
+def lenet() -> list[Row]:
     mnist, model = data.load("mnist"), models.lenet()
     x = torch.from_numpy(mnist.x_train.transpose(0, 3, 1, 2).copy())
     y, steps = torch.from_numpy(mnist.y_train.astype(np.int64)), len(mnist.x_train) // 128
@@ -108,10 +109,10 @@ def lenet() -> None:
             f"PyTorch eager, {devices.cores()} threads": lambda: eager(devices.cores()),
         }
     )
-    table("LeNet, one epoch of 8,000 digits, batch 128", seconds, "dlscale.lab.train.fit (with its test)", "ms", 1e3)
+    return rows("LeNet, one epoch of 8,000 digits, batch 128", seconds, "ms", 1e3)
 
 
-if __name__ == "__main__":
-    sweep((40, 32, 32, 10), batch_size=32)
-    sweep((40, 128, 128, 10), batch_size=64)
-    lenet()
+def run() -> Iterator[Row]:
+    yield from sweep((40, 32, 32, 10), batch_size=32)
+    yield from sweep((40, 128, 128, 10), batch_size=64)
+    yield from lenet()

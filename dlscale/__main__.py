@@ -67,8 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
     grade = commands.add_parser("grade", help="grade a folder of submitted notebooks; see dlscale.course.grading")
     grade.add_argument("folder", type=Path, help="submissions, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb")
     grade.add_argument("--out", type=Path, default=Path("grades.csv"))
-    grade.add_argument("--seconds", type=float, default=180, help="for each answer and the cells after it")
-    grade.add_argument("--memory", type=float, default=1500, help="in megabytes, for each notebook")
+    grade.add_argument("--seconds", type=float, default=60, help="of the processor, for each answer (%(default)g)")
+    grade.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
+    grade.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
+    grade.add_argument("--again", action="store_true", help="also what is graded already")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
     page = commands.add_parser("readme", help="renew the tables of claims and of notebooks in README.md")
     page.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is stale")
@@ -81,13 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
             case "run":
                 return run(**options)
             case "grade":
-                grading.grade(**options, exercises=exercises())
+                limits = grading.Limits(*map(options.pop, grading.Limits._fields))
+                grading.grade(**options, limits=limits, exercises=exercises())
                 return 0
             case _:
                 return readme.renew(**options)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Stopped: the same command goes on from here.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -20,16 +20,18 @@ settings.register_profile("dlscale", deadline=None, derandomize=bool(os.environ.
 settings.load_profile("dlscale")
 
 
+# One notebook is run cold and then in the browser by the same worker (pytest-xdist, --dist loadgroup), so that the
+# browser finds what the cold run compiled.
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory) -> Path:
-    """What the cold runs of the notebooks compiled, so that the runs in a browser need not do it again."""
+    """What the cold runs of this worker's notebooks compiled."""
     return tmp_path_factory.mktemp("programs")
 
 
-def keep_programs(folder: Path) -> dict[str, str]:
-    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(folder),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+def each_notebook(test):
+    """Run the test for each notebook, as `path`: with the marker `notebook`, all of one notebook in one worker."""
+    paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+    cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
+    return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))

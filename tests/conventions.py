@@ -7,9 +7,12 @@ import json
 import re
 import statistics
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from nbformat import NotebookNode
+
+from dlscale.course.exercises import Exercise
 
 MAX_LINES, MAX_MEDIAN_LINES = 30, 8
 MAX_OUTPUT_BYTES = 1_500_000
@@ -127,21 +130,19 @@ def experiments(notebook: Notebook) -> Iterator[str]:
 
 
 def exercises(notebook: Notebook) -> Iterator[str]:
-    from dlscale import course
-
+    room = notebook.path.stem.partition("_")[2]
+    entries = vars(import_module(f"dlscale.{room}.exercises")).items()
+    known = {name for name, entry in entries if isinstance(entry, Exercise)}
     tags = [identity for _, identity in answers(notebook)]
     if len(set(tags)) < len(tags):
         yield f"An exercise has two answer cells: {sorted(tags)}."
     for cell in notebook.code:
         tagged = {identity for answer, identity in answers(notebook) if answer is cell}
-        called = {call.args[0].value for call in calls(cell, "exercise")}
-        if tagged != called:
-            yield f"Cell {cell.id} is tagged as answer to {sorted(tagged)}, but checks {sorted(called)}."
-    for identity in tags:
-        try:
-            course.exercise(identity)
-        except ValueError as error:
-            yield str(error)
+        checked = {ast.unparse(call.func.value).removeprefix("exercises.") for call in calls(cell, "check")}
+        if tagged != {f"{room}-{name}" for name in checked}:
+            yield f"Cell {cell.id} is tagged as answer to {sorted(tagged)}, but checks {sorted(checked)}."
+        for name in sorted(checked - known):
+            yield f"Cell {cell.id} checks {name}, which is no exercise of {room}."
 
 
 def identities(notebook: Notebook) -> Iterator[str]:

@@ -37,36 +37,90 @@ SETTINGS = {
     "docmanager-extension/plugin": {"autosave": False},
     "notebook-extension/tracker": {"windowingMode": "none"},  # cells out of sight stay in the page
 }
-START_SECONDS, RUN_SECONDS, CHANGE_SECONDS = 60, 300, 10
+MINUTES = 15  # to wait for an event that should come, on the slowest machine: after that, it never will
 
-# In the page. A picture's `src` holds its PNG, and equal pixels give equal bytes: a new `src`, completely loaded, is in
-# the next frame to be painted.
+# In the page. Nothing is waited for by the clock: `until` looks again whenever the kernel has said something, the page
+# has changed or a picture was loaded. The kernel has done what was asked when each message sent to it was followed by
+# "idle"; a picture's `src` holds its PNG, so the page has followed when it shows what the notebook's model holds.
 SCRIPT = """
 window.dlscale = {
-    notebook: () => window.jupyterapp?.shell.currentWidget,
-    idle: () => dlscale.notebook()?.sessionContext?.session?.kernel?.status === 'idle',
-    runAll: () => {
-        dlscale.done = false;
-        jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { dlscale.done = true; });
+    notebook: () => jupyterapp.shell.currentWidget,
+    kernel: () => dlscale.notebook().sessionContext.session.kernel,
+    events: new EventTarget(),
+    happened: () => dlscale.events.dispatchEvent(new Event('happened')),
+    until: (condition, what, minutes) => new Promise((resolve, reject) => {
+        const end = (settle, value) => {
+            clearTimeout(timer);
+            dlscale.events.removeEventListener('happened', look);
+            settle(value);
+        };
+        const look = () => {
+            if (dlscale.died) end(reject, new Error('the kernel died'));
+            else if (condition()) end(resolve);
+        };
+        const timer = setTimeout(() => end(reject, new Error(`waited ${minutes} minutes ${what}`)), 60000 * minutes);
+        dlscale.events.addEventListener('happened', look);
+        look();
+    }),
+    watch: async () => {
+        await dlscale.notebook().sessionContext.ready;
+        const kernel = dlscale.kernel(), idle = msg => msg.content.execution_state === 'idle';
+        await kernel.info;
+        dlscale.unanswered = new Set();
+        kernel.anyMessage.connect((_, {msg, direction}) => {
+            if (direction === 'send' && msg.channel === 'shell') dlscale.unanswered.add(msg.header.msg_id);
+        });
+        kernel.iopubMessage.connect((_, msg) => {
+            if (msg.header.msg_type === 'status' && idle(msg)) dlscale.unanswered.delete(msg.parent_header.msg_id);
+            dlscale.happened();
+        });
+        kernel.statusChanged.connect((_, status) => {
+            dlscale.died = ['dead', 'autorestarting'].includes(status);
+            dlscale.happened();
+        });
+        const page = {subtree: true, childList: true, attributes: true, attributeFilter: ['src']};
+        new MutationObserver(dlscale.happened).observe(dlscale.notebook().node, page);
+        dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
     },
-    last: '',
-    calm: () => {
-        const before = dlscale.last;
-        dlscale.last = [...document.querySelectorAll('.jp-RenderedImage img')].map(image => image.src).join();
-        return dlscale.idle() && dlscale.last === before;
+    runAll: async minutes => {
+        await jupyterapp.commands.execute('notebook:run-all-cells');
+        await dlscale.settled(minutes);
     },
-    cells: () => dlscale.notebook().content.model.toJSON().cells,
-    pictures: control => [...control.closest('.jp-Cell').querySelectorAll('.jp-RenderedImage img')],
+    outputs: () => [...dlscale.notebook().content.model.cells].flatMap(cell => cell.outputs?.toJSON() ?? []),
+    images: node => [...node.querySelectorAll('.jp-RenderedImage img')],
+    shown: () => {
+        const pngs = dlscale.outputs().map(output => output.data?.['image/png']).filter(Boolean);
+        const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
+        return images.length === pngs.length && images.every((image, i) => image.complete
+            && image.src === 'data:image/png;base64,' + pngs[i].replaceAll('\\n', ''));
+    },
+    frame: () => new Promise(requestAnimationFrame),
+    settled: async minutes => {
+        const done = () => dlscale.unanswered.size === 0 && dlscale.shown();
+        do {
+            await dlscale.until(done, 'for the kernel to answer and the page to show it', minutes);
+            await dlscale.frame();
+            await dlscale.frame();  // captions are drawn, and a control that waited for the kernel has spoken
+        } while (!done());
+    },
+    errors: () => {
+        const bad = output => output.output_type === 'error' || output.name === 'stderr';
+        const text = output => output.text ?? `${output.ename}: ${output.evalue}`;
+        const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]')].map(alert => alert.innerText);
+        return [...dlscale.outputs().filter(bad).map(text), ...alerts];
+    },
+    pictures: control => dlscale.images(control.closest('.jp-Cell')).map(image => image.src),
     // Resolves to the milliseconds from the next key press to the frame with another picture; null after the limit.
     change: (control, limit) => new Promise(resolve => {
+        const images = () => dlscale.images(control.closest('.jp-Cell'));
         const source = image => image.complete && image.naturalWidth ? image.src : '';
-        const before = dlscale.pictures(control).map(source).join();
+        const before = images().map(source).join();
         let pressed = null;
         control.ownerDocument.addEventListener('keydown', event => { pressed = event.timeStamp; },
                                                {capture: true, once: true});
         const start = performance.now();
         const frame = () => {
-            const now = performance.now(), sources = dlscale.pictures(control).map(source);
+            const now = performance.now(), sources = images().map(source);
             if (pressed !== null && sources.length && sources.every(Boolean) && sources.join() !== before)
                 resolve(now - pressed);
             else if (now - start > limit) resolve(null);
@@ -83,10 +137,21 @@ def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
+def keep_programs(folder: Path) -> dict[str, str]:
+    """The environment in which JAX keeps all that it compiles in `folder`, and finds it there or where it was moved."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",  # else the name of a program hangs on its folder's
+    }
+
+
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
+def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[str]:
     """Run JupyterLab on `folder`, with settings of its own, out of reach for other machines; yield its address.
 
+    Its kernels get the environment `variables` in addition to those of this process.
     The address has a place for a notebook's name: `address.format("01_sgd.ipynb")`.
     """
     token = secrets.token_hex(16)
@@ -111,7 +176,7 @@ def server(folder: Path) -> Iterator[str]:
         command += [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder}"]
         command += [f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"]
         log = stack.enter_context((private / "log").open("w+", encoding="utf-8"))
-        environment = os.environ | {name: str(private / place) for name, place in folders.items()}
+        environment = os.environ | {name: str(private / place) for name, place in folders.items()} | (variables or {})
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
@@ -129,9 +194,9 @@ def server(folder: Path) -> Iterator[str]:
 
 
 def _wait_until_up(process: subprocess.Popen, address: str, log: Path) -> None:
-    end = time.monotonic() + START_SECONDS
+    end = time.monotonic() + 60 * MINUTES
     while True:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(address, timeout=5):
+        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(address, timeout=60):
             return
         if process.poll() is not None or time.monotonic() > end:
             raise RuntimeError(f"JupyterLab did not start:\n{log.read_text(encoding='utf-8')[-3000:]}")
@@ -167,31 +232,22 @@ class OpenNotebook:
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
+        page.set_default_timeout(60_000 * MINUTES)
         page.goto(address, wait_until="domcontentloaded")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=1000 * START_SECONDS)
-        page.wait_for_function("dlscale.idle()", timeout=1000 * START_SECONDS)
-        page.evaluate("() => { jupyterapp.shell.collapseLeft(); }")
-        page.evaluate("() => dlscale.runAll()")
-        page.wait_for_function("dlscale.done && dlscale.idle()", timeout=1000 * RUN_SECONDS)
-        self.settle()
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
+        page.evaluate("dlscale.watch()")
+        page.evaluate("jupyterapp.shell.collapseLeft()")
+        page.evaluate("minutes => dlscale.runAll(minutes)", MINUTES)
 
     def settle(self) -> None:
-        """Wait until the kernel is idle and no picture has changed for a while."""
-        calm = 0
-        while calm < 3:
-            self.page.wait_for_timeout(100)
-            calm = calm + 1 if self.page.evaluate("dlscale.calm()") else 0
+        """Wait until the kernel has answered all that was sent to it, and the page shows its pictures."""
+        self.page.evaluate("minutes => dlscale.settled(minutes)", MINUTES)
 
     def errors(self) -> list[str]:
         """What went wrong so far: in cells, in callbacks, and widgets that could not be shown."""
-        found = [
-            f"{output['ename']}: {output['evalue']}" if output["output_type"] == "error" else "".join(output["text"])
-            for cell in self.page.evaluate("dlscale.cells()")
-            for output in cell.get("outputs", [])
-            if output["output_type"] == "error" or output.get("name") == "stderr"
-        ]
-        found += self.page.locator(".jp-Notebook [role=alert]").all_text_contents()
-        return found + self.page.get_by_text("Error displaying widget").all_text_contents()
+        return (
+            self.page.evaluate("dlscale.errors()") + self.page.get_by_text("Error displaying widget").all_inner_texts()
+        )
 
     def sliders(self) -> list[Locator]:
         return self.page.locator(".jp-OutputArea-output .widget-slider [role=slider]").all()
@@ -209,15 +265,27 @@ class OpenNotebook:
         """The words beside the control."""
         return control.evaluate("control => control.closest('.widget-inline-hbox').querySelector('label').innerText")
 
-    def press(self, control: Locator, key: str) -> float | None:
-        """Press a key; return the milliseconds until another picture stood in the page, or None if none came."""
+    def press(self, control: Locator, *keys: str) -> None:
+        """Press keys at the control, one after the other, and wait until all has settled."""
+        control.focus()
+        for key in keys:
+            self.page.keyboard.press(key)
+        self.settle()
+
+    def latency(self, control: Locator, key: str, limit: float = 10) -> float | None:
+        """Press a key; return the milliseconds until another picture stood in the page, None if none came in `limit` s.
+
+        All is settled afterwards.
+        """
         control.focus()
         waiting = control.evaluate_handle(
-            "(control, limit) => ({change: dlscale.change(control, limit)})", 1000 * CHANGE_SECONDS
+            "(control, limit) => ({change: dlscale.change(control, limit)})", 1000 * limit
         )
         self.page.keyboard.press(key)
-        return waiting.evaluate("waiting => waiting.change")
+        milliseconds = waiting.evaluate("waiting => waiting.change")
+        self.settle()
+        return milliseconds
 
     def pictures(self, control: Locator) -> list[str]:
         """The pictures in the control's cell, as they stand in the page."""
-        return control.evaluate("control => dlscale.pictures(control).map(image => image.src)")
+        return control.evaluate("control => dlscale.pictures(control)")

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import costs
-from dlscale.collectives import ALGORITHMS, Message, Round, Schedule, schedule
+from dlscale.collectives import ALGORITHMS, schedule
 from dlscale.costs import Hockney, Link, LogGP
+from dlscale.lab.program import Message, Round, Schedule
 
 POSITIVE = st.floats(1e-9, 1.0)
 LINK = Link(3.0, 2.0)  # seconds, bytes a second: round numbers

@@ -465,15 +465,12 @@ def test_pauses_double(server, monkeypatch):
     assert pauses == [0.5, 1, 2]
 
 
-def test_mirrors_are_tried_in_turn(server):
-    closed = "http://127.0.0.1:9"  # the discard port: nothing answers there
-    data.download("fashion_mnist", mirrors=[closed, f"{server.address}/"])
-    assert target().read_bytes() == CONTENT
-
-
-def test_one_mirror_as_a_string(server):
+def test_a_server_that_is_not_there_is_named(server, monkeypatch):
+    (remote,) = data.REMOTES["fashion_mnist"]
+    closed = remote._replace(address="http://127.0.0.1:9")  # the discard port: nothing answers there
+    monkeypatch.setattr(data, "REMOTES", {"fashion_mnist": (closed,)})
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9/file\.gz"):
-        data.download("fashion_mnist", mirrors="http://127.0.0.1:9")
+        data.download("fashion_mnist")
 
 
 def test_downloaded_set_loads(server, tmp_path, monkeypatch):

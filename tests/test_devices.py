@@ -1,9 +1,14 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import psutil
 import pytest
 
@@ -18,7 +23,7 @@ def python(code: str, **environment: str) -> subprocess.Popen:
 
 
 def output(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     return out
 
@@ -57,16 +62,85 @@ def test_a_number_of_devices_is_a_whole_number(count):
             ask(count)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
         return probe.getsockname()[1]
 
 
-def test_two_processes_add_up_and_listen_on_this_machine_only():
+def test_jobs_run_side_by_side_in_order(monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 3)
+    together = threading.Barrier(3)
+
+    def job(number, power):
+        together.wait(60)  # or no three of them would ever run at the same time
+        return jnp.full(2, float(number)) ** power
+
+    found = devices.side_by_side(job, [(number, 2) for number in range(6)])
+    assert all(isinstance(array, np.ndarray) for array in found)
+    np.testing.assert_array_equal(found, [[number**2] * 2 for number in range(6)])
+    assert devices.side_by_side(job, []) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_after_an_error_nothing_begins_that_has_not_begun(monkeypatch, error):
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    both, failed, begun = threading.Barrier(2), threading.Event(), []
+
+    def job(number):
+        begun.append(number)
+        both.wait(60)
+        if number == 1:
+            failed.set()
+            raise error("stop")
+        failed.wait(60)  # job 0 has begun, and may end
+        time.sleep(0.1)
+        return number
+
+    with pytest.raises(error, match="stop"):
+        devices.side_by_side(job, [(number,) for number in range(50)])
+    assert sorted(begun) == [0, 1]
+
+
+def test_an_interrupted_cell_begins_nothing_more(monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    begun = []
+
+    def job(number):
+        begun.append(number)
+        if number == 1:  # while the main thread waits for job 0
+            signal.raise_signal(signal.SIGINT)
+        interrupted.wait(60)
+        time.sleep(0.1)
+
+    interrupted = threading.Event()
+
+    def stop(*_):
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            devices.side_by_side(job, [(number,) for number in range(50)])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(begun) <= 4, "what a core took up before the main thread came to say stop"
+
+
+LOOPBACK = ("127.0.0.1", "[::1]") if socket.has_ipv6 else ("127.0.0.1",)
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_two_processes_add_up_and_listen_on_this_machine_only(host):
     code = """
 import sys
 import jax, numpy as np
+from jax._src.lib import _jax
+original = _jax.make_gloo_tcp_collectives
 from jax.sharding import NamedSharding, PartitionSpec as P
 from dlscale.lab import devices
 rank, size = devices.connect()
@@ -74,9 +148,10 @@ mesh = devices.mesh()
 mine = jax.make_array_from_process_local_data(NamedSharding(mesh, P("workers")), np.array([10.0 + rank]))
 add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "workers"), mesh=mesh, in_specs=P("workers"), out_specs=P()))
 print("sum", rank, size, float(add(mine).addressable_data(0)[0]), flush=True)
+assert _jax.make_gloo_tcp_collectives is original, "nothing of JAX stays changed"
 sys.stdin.read()
 """
-    address = f"127.0.0.1:{free_port()}"
+    address = f"{host}:{free_port(host.strip('[]'))}"
     group = [
         subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -152,10 +227,29 @@ def test_the_report_says_what_is_missing(monkeypatch):
     assert not advice["emulated devices"]
 
 
+def test_importing_any_module_changes_no_setting_of_jax():
+    code = """
+import importlib, pkgutil
+import jax
+before = dict(jax.config.values)
+import dlscale
+names = [module.name for module in pkgutil.walk_packages(dlscale.__path__, "dlscale.")]
+for name in names:
+    if name != "dlscale.__main__":
+        importlib.import_module(name)
+after = dict(jax.config.values)
+print(len(names), {name: value for name, value in after.items() if name not in before or before[name] != value})
+"""
+    count, *rest = output(python(code)).split(maxsplit=1)
+    assert int(count) > 30
+    assert rest == ["{}\n"]
+
+
 def test_compiled_programs_are_kept_and_change_no_bits(tmp_path):
     code = """
 import jax, jax.numpy as jnp
 from dlscale.lab import devices
+devices.keep_compiled_programs()
 result = jax.jit(lambda x: jnp.sin(x) @ x)(jnp.arange(9.0).reshape(3, 3))
 print(result.tobytes().hex(), jax.config.jax_compilation_cache_dir)
 """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import book  # tools/book.py
@@ -17,13 +18,15 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from dlscale.course.contents import contents
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-MOST_LINES_OF_CODE = 1500  # neither blank nor only comment or docstring
-LABORATORY = (
-    "__init__", "checks", "data", "devices", "statistics", "models", "train",
-    "figures", "widgets", "exercises/__init__", "course", "grading",
-)  # fmt: skip
+MOST_LINES, MOST_LINES_OF_METHOD = 3600, 300  # neither blank nor only comment or docstring
+TEXTS = {"exercises.py", "experiment.py"}  # of the course, not of its library
+TOOL = {"measuring.py", "command.py"}  # of collectives: library, but no method that a notebook teaches
+PARTS = {"lab", "page", "course"}
+SHARED = {"costs"}  # a room that serves several notebooks
 OLDEST_PYTHON = "3.11"
 
 
@@ -59,10 +62,53 @@ def test_lines_of_code_count_neither_comments_nor_docstrings(tmp_path):
     assert lines_of_code(path) == 5
 
 
-def test_the_library_can_be_read_in_an_afternoon():
-    """All that every notebook stands on; not the subjects, nor the exercises, which are texts of the course."""
-    sizes = {name: lines_of_code(ROOT / "dlscale" / f"{name}.py") for name in LABORATORY}
-    assert sum(sizes.values()) < MOST_LINES_OF_CODE, sizes
+def sizes(package: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Lines of code of the library by part of the house, and those of each room's method."""
+    library, methods = Counter(), Counter()
+    for path in sorted(package.rglob("*.py")):
+        part = path.relative_to(package).parts[0]
+        if path.name not in TEXTS:
+            library[part] += lines_of_code(path)
+            if path.parent != package and part not in PARTS and path.name not in TOOL:
+                methods[part] += lines_of_code(path)
+    return library, methods
+
+
+def too_large(package: Path) -> str:
+    """What is over its size, with a table of all sizes; "" if nothing is."""
+    library, methods = sizes(package)
+    over = {f"the method of {room}": count - MOST_LINES_OF_METHOD for room, count in methods.items()}
+    over["the library"] = sum(library.values()) - MOST_LINES
+    table = [f"{part:24}{count:6}{methods.get(part, ''):>10}" for part, count in library.items()]
+    table = [f"{'lines of code':24}{sum(library.values()):6}{'method':>10}", *table]
+    lines = [f"{what} is {more} lines over its size" for what, more in over.items() if more > 0]
+    return "\n".join([*lines, *table]) if lines else ""
+
+
+def test_the_library_can_be_read_in_a_day_and_a_room_in_a_quarter_of_an_hour():
+    assert not (report := too_large(ROOT / "dlscale")), f"look for what a well-kept library already does:\n{report}"
+
+
+def test_too_large_a_room_is_named(tmp_path):
+    for name, lines in {"hall/__init__": 301, "hall/exercises": 9999, "hall/measuring": 400, "lab/models": 400}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").write_text("a = 1\n" * lines)
+    assert too_large(tmp_path).startswith("the method of hall is 1 lines over its size\nlines of code")
+    (tmp_path / "hall" / "__init__.py").write_text("a = 1\n" * 300)
+    assert too_large(tmp_path) == ""
+    (tmp_path / "lab" / "models.py").write_text("a = 1\n" * 3000)
+    assert too_large(tmp_path).startswith("the library is 100 lines over its size")
+
+
+def test_a_subject_has_its_four_places():
+    """Notebook, room, test, contents: under one name."""
+    available = {book.file: book.room for book in contents() if book.available}
+    assert {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} == available.keys()
+    rooms = {path.parent.name for path in (ROOT / "dlscale").glob("*/__init__.py")} - PARTS
+    assert rooms == {*available.values(), *SHARED}
+    _, methods = sizes(ROOT / "dlscale")
+    for room in rooms:  # 00 and 01 have none: there all that is taught stands in the notebook
+        assert (ROOT / "tests" / f"test_{room}.py").is_file() or not methods[room], f"{room} has a method, but no test"
 
 
 # The lock
@@ -130,11 +176,20 @@ def test_every_command_explains_itself():
 
 
 def test_commands_in_the_readme_exist():
-    commands = set(re.findall(r"(?:^|`)make ([a-z]+)", read("README.md"), re.MULTILINE))
-    assert {"lab", "test"} <= commands
+    texts = "\n".join(read(name) for name in ("README.md", "CONTRIBUTING.md", "docs/MEASURING.md", "data/README.md"))
+    commands = set(re.findall(r"(?:^|`)make ([a-z]+)", texts, re.MULTILINE))
+    assert {"lab", "check", "test"} <= commands
     assert commands <= set(make_targets())
-    for name in re.findall(r"(?:^|`)python3? ((?:tools|data|benchmarks)/\w+\.py)", read("README.md"), re.MULTILINE):
+    for name in re.findall(r"(?:^|`)python3? ((?:tools|data|benchmarks)/\w+\.py)", texts, re.MULTILINE):
         assert (ROOT / name).is_file(), name
+    own = set(re.findall(r"python -m (dlscale\S*) ?(\w+)?", texts))
+    help_text = subprocess.run([sys.executable, "-m", "dlscale", "--help"], capture_output=True, text=True).stdout
+    assert {module for module, _ in own} == {"dlscale`", "dlscale"} or {module for module, _ in own} == {"dlscale"}
+    assert all(f"    {command} " in help_text for _, command in own if command), own
+
+
+def test_the_readme_is_a_front_page():
+    assert len(read("README.md").splitlines()) < 150
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the executable bit is kept on Linux and macOS only")

@@ -21,7 +21,7 @@ def test_it_is_scipys_t_interval(samples):
 def test_it_moves_and_scales_with_the_samples(samples, shift, scale):
     before, after = interval(samples), interval(np.array(samples) * scale + shift)
     assert after.mean == pytest.approx(before.mean * scale + shift, abs=1e-6)
-    assert after.half_width == pytest.approx(before.half_width * scale, abs=1e-6)
+    assert after.high - after.low == pytest.approx((before.high - before.low) * scale, abs=1e-6)
 
 
 def test_it_covers_the_truth_as_often_as_it_says():

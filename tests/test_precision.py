@@ -524,7 +524,7 @@ def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
 
 
 def test_a_model_that_widens_its_numbers_is_refused():
-    wide = models.Model(NET.init, lambda params, x: NET.apply(params, x) * jnp.ones(3))
+    wide = models.Model(NET.init, NET.layers | {"widen": models.Layer(lambda own, x: x * jnp.ones(3))})
     model = Policy("float16", "float16").apply(wide)
     with pytest.raises(ValueError, match="computes in float32 when its inputs are float16"):
         model.apply(start(model), X)
@@ -557,7 +557,8 @@ def descend(optimizer, steps: int = 20, model: models.Model = NET, loss_factor: 
 
 @pytest.mark.parametrize("make", [functools.partial(optax.sgd, 0.1, 0.9), functools.partial(optax.adamw, 0.01)])
 @pytest.mark.parametrize(
-    "scaled", [lambda o: precision.loss_scale(o, 2.0**10), lambda o: precision.dynamic_loss_scale(o, 2.0**3, 4, 5)]
+    "scaled",
+    [lambda o: precision.dynamic_loss_scale(o, 2.0**10, 1.0), lambda o: precision.dynamic_loss_scale(o, 2.0**3, 4, 5)],
 )
 def test_with_powers_of_two_scaled_training_has_the_bits_of_plain_training(make, scaled):
     plain, *_ = descend(make())
@@ -602,7 +603,7 @@ def test_the_scale_stays_a_number_whatever_happens():
 def test_gradients_that_float16_loses_come_back_with_a_loss_scale():
     model = Policy("float16", "float16").apply(NET)
     tiny, steps = 2.0**-24, 30
-    lost, *_ = descend(precision.loss_scale(optax.sgd(0.5 / tiny), 1.0), 3, model, tiny)
+    lost, *_ = descend(precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), 1.0, 1.0), 3, model, tiny)
     assert all(map(np.array_equal, jax.tree.leaves(lost), jax.tree.leaves(start(model))))
     scaled = precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), initial=2.0**48, period=1000)
     params, state, scales = descend(scaled, steps, model, tiny)
@@ -615,7 +616,7 @@ def test_a_static_scale_needs_no_more_than_another_loss_in_fit():
     run = train.fit(
         model,
         digits,
-        lambda learning_rate, scale: precision.loss_scale(optax.sgd(learning_rate), scale),
+        lambda learning_rate, scale: precision.dynamic_loss_scale(optax.sgd(learning_rate), scale, 1.0),
         loss=lambda logits, y: 2.0**10 * train.LOSSES["cross_entropy"](logits, y),
         batch_size=32,
         epochs=2,
@@ -627,56 +628,10 @@ def test_a_static_scale_needs_no_more_than_another_loss_in_fit():
 
 
 def test_the_scale_is_found_inside_other_states():
-    optimizer = optax.chain(optax.clip(1.0), precision.loss_scale(optax.sgd(0.1), 32.0))
+    optimizer = optax.chain(optax.clip(1.0), precision.dynamic_loss_scale(optax.sgd(0.1), 32.0))
     assert precision.scale_of(optimizer.init(jnp.ones(2))) == 32
     with pytest.raises(ValueError, match="no loss scale: wrap the optimizer"):
         precision.scale_of(optax.sgd(0.1).init(jnp.ones(2)))
-
-
-# Weights in few bits
-
-
-def walk(optimizer, params, steps: int = 128):
-    """Steps with the gradient 1."""
-
-    def step(carry, _):
-        params, state = carry
-        updates, state = optimizer.update(jax.tree.map(jnp.ones_like, params), state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_small_updates_vanish_without_a_float32_copy(dtype):
-    ones = jnp.ones(10_000, dtype)
-    rate = 2.0**-10  # the neighbours of 1 are 2^-8 below and 2^-7 above
-    without, _ = walk(precision.stored_in(optax.sgd(rate), "bfloat16", master_weights=False), ones)
-    assert (without == 1).all()
-    with_copy, state = walk(precision.stored_in(optax.sgd(rate), "bfloat16"), ones)
-    assert (with_copy == 1 - 128 * rate).all() and with_copy.dtype == dtype
-    assert (state.master == 1 - 128 * rate).all() and state.master.dtype == np.float32
-    lucky, _ = walk(precision.stored_in(optax.sgd(rate), "bfloat16", False, "stochastic"), ones)
-    spread = math.sqrt(128 * 0.25 * 0.75) * 2.0**-8  # of one weight: a binomial number of steps of one neighbour
-    assert abs(float(lucky.astype(float).mean()) - (1 - 128 * rate)) < 5 * spread / 100
-    assert float(lucky.astype(float).std()) == pytest.approx(spread, rel=0.1), "the steps are not independent"
-    assert same(lucky, quantize(lucky, "bfloat16")).all()
-
-
-def test_stored_weights_are_the_rounded_float32_ones():
-    optimizer = precision.stored_in(optax.adam(0.02), "float8_e4m3fn")
-    params, state, _ = descend(optimizer, 10)
-    for stored, master in zip(jax.tree.leaves(params), jax.tree.leaves(state.master), strict=True):
-        assert same(stored, quantize(master, "float8_e4m3fn")).all()
-        assert not same(stored, master).all() or not stored.any()
-
-
-def test_loss_scale_and_stored_weights_work_together():
-    model = Policy("float16", "float16").apply(NET)
-    optimizer = precision.dynamic_loss_scale(precision.stored_in(optax.sgd(0.5, 0.9), "float16"), 2.0**30, period=10)
-    params, state, _ = descend(optimizer, 60, model)
-    assert dtypes(params) == {"float16"} and dtypes(state.inner.master) == {"float32"}
-    assert loss_of(model)(params) < 0.8 * loss_of(model)(start(model))
 
 
 # What cannot work
@@ -708,15 +663,13 @@ def test_loss_scale_and_stored_weights_work_together():
         (lambda: precision.bits(1.0, Flexpoint(16, 5)), "A single number needs a Float or a Fixed"),
         (lambda: precision.neighbours(1.0, "float17"), "Unknown format"),
         (lambda: Policy(compute="half"), "Unknown format 'half'"),
-        (lambda: precision.loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),
-        (lambda: precision.loss_scale(optax.sgd(0.1), -2.0), "initial must be a finite number"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), -2.0), "initial must be a finite number"),
         (
             lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5),
             "factor must be a finite number of at l",
         ),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), period=0), "period must be a whole number of at least 1"),
-        (lambda: precision.stored_in(optax.sgd(0.1), "float15"), "Did you mean 'float16'"),
-        (lambda: precision.stored_in(optax.sgd(0.1), "float16", rounding="up"), "Unknown rounding"),
     ],
 )
 def test_what_cannot_work_is_refused_in_plain_words(make, message):

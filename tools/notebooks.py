@@ -1,13 +1,13 @@
 """Run the notebooks that changed, or whose library changed, and store their outputs: `make notebooks`.
 
-A notebook remembers, in its metadata, a hash of its own sources and one of the parts of `dlscale` that it uses. Where
-both still fit, the file is left untouched. What differs from run to run (times, widgets, the machine) is not stored.
+A notebook remembers, in its metadata, a hash of its own sources and one of all that it uses of `dlscale`, definition by
+definition, with its claims, records and data. Where both still fit, the file is left untouched. What differs from run
+to run (times, widgets, the machine) is not stored.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import os
 import sys
@@ -16,11 +16,12 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-import grimp
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
+
+from dlscale.course import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -78,50 +79,20 @@ def _sha256(texts: Iterable[str]) -> str:
 
 
 def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
-    """Yield the text of all that the notebook's results hang on: modules, exercises, claims, records, data."""
-    package, modules = ROOT / "dlscale", _modules(notebook)
-    for module in sorted(modules):
-        yield _module_file(module).read_text(encoding="utf-8")
-    if "dlscale.course" in modules:  # it finds these by name, without an import that could be followed
-        ids = [tag.removeprefix("answer-") for tag in _tags(notebook) if tag.startswith("answer-")]
-        for room in sorted({exercise.split("-")[0] for exercise in ids}):
-            yield (package / "exercises" / f"{room}.py").read_text(encoding="utf-8")
-        claims = tomllib.loads((package / "claims.toml").read_text(encoding="utf-8"))
-        yield repr({key: claim for key, claim in claims.items() if claim["notebook"] == name})
-        if "course_map(" in _code(notebook) or "contents(" in _code(notebook):
-            yield (package / "contents.toml").read_text(encoding="utf-8")
-    if "dlscale.course.records" in modules:
-        records = sorted((ROOT / "data" / "results").glob("*.json"))  # each knows the code that made it
-        yield from (path.read_text(encoding="utf-8") for path in records if path.stem in _code(notebook))
-    if "dlscale.lab.data" in modules:
-        yield (ROOT / "data" / "SHA256SUMS").read_text(encoding="utf-8")
-
-
-def _modules(notebook: NotebookNode) -> set[str]:
-    """Return the modules of `dlscale` that the notebook imports, and those that they import in turn."""
-    graph = grimp.build_graph("dlscale", cache_dir=None)
-    named = {"dlscale"}
-    for statement in ast.walk(ast.parse(_code(notebook))):
-        if isinstance(statement, ast.Import):
-            named |= {alias.name for alias in statement.names}
-        elif isinstance(statement, ast.ImportFrom) and statement.module:
-            named |= {statement.module, *(f"{statement.module}.{alias.name}" for alias in statement.names)}
-    named &= graph.modules
-    return named.union(*(graph.find_upstream_modules(module) for module in named))
-
-
-def _module_file(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    """Yield what the notebook's results hang on: definitions in the library, claims, records, data."""
+    code = _code(notebook)
+    yield repr(sources.of_code(code))
+    claims = ROOT / "dlscale" / name.partition("_")[2] / "claims.toml"
+    rules = tomllib.loads(claims.read_text(encoding="utf-8")) if claims.is_file() else {}
+    yield repr({key: {**rule, "telling": None} for key, rule in rules.items()})  # README's choice changes no card
+    records = sorted((ROOT / "data" / "results").glob("*.json"))  # each knows the code that made it
+    yield from (path.read_text(encoding="utf-8") for path in records if path.stem in code)
+    yield (ROOT / "data" / "SHA256SUMS").read_text(encoding="utf-8")
 
 
 def _code(notebook: NotebookNode) -> str:
     lines = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code").splitlines()
     return "\n".join("pass" if line[:1] in ("%", "!") else line for line in lines)  # magics are not Python
-
-
-def _tags(notebook: NotebookNode) -> list[str]:
-    return [tag for cell in notebook.cells for tag in cell.metadata.get("tags", [])]
 
 
 def store(path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from dlscale.course.records import Experiment, Run, Setting
+from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 
@@ -98,7 +99,7 @@ def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int,
     }
 
 
-def plan(run: Run) -> None:
+def plan(run: RunTrials) -> None:
     """Tune all arms on validation data, test each at its best rate; ablate the decay where LARS promises most."""
     for norm in ("none", "batch"):
         best = {
@@ -110,19 +111,13 @@ def plan(run: Run) -> None:
         _tune_and_test(run, arm="LARS, only matrices decayed", norm=norm, batch_size=promising)
 
 
-def _tune_and_test(run: Run, **setting: object) -> float:
+def _tune_and_test(run: RunTrials, **setting: object) -> float:
     """The mean validation accuracy of the best rate, which is then tested with other seeds."""
     rates = [2.0**exponent for exponent in ARMS[setting["arm"]][1]]
-
-    def settings(rates: list[float], seeds: range | tuple[int, ...], judged_on: str) -> list[Setting]:
-        return [
-            {**setting, "learning_rate": rate, "seed": seed, "judged_on": judged_on} for rate in rates for seed in seeds
-        ]
-
-    measures = run(settings(rates, TUNING_SEEDS, "validation"))
-    means = np.reshape([measured["accuracy"] for measured in measures], (len(rates), -1)).mean(1)
-    run(settings([rates[means.argmax()]], TEST_SEEDS, "test"))
-    return float(means.max())
+    tuned = train.tune(
+        run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=itemgetter("accuracy")
+    )
+    return float(tuned.scores.mean(-1).max())
 
 
 LARS = Experiment(

@@ -5,15 +5,27 @@ Each function says what one worker does with its array x, and names the axis of 
 joined by `devices.connect`. All workers call it with arrays of one shape and dtype. `groups` restricts it to groups of
 workers, which work side by side: lists of workers, all equally long, none twice; the result means nothing to others.
 
+The words, used for nothing else here:
+
+- a worker is one of the P that run the function, a number from 0 to P - 1 along the axis, e.g. 5;
+- a group is a list of workers, e.g. [1, 5, 3]; without `groups` there is one, of all;
+- a position is a worker's index in its group: 5 has position 1 in [1, 5, 3]; `root` is one, and so are both of a pair;
+- a distance is how many positions further on something is, around the group; `after` is the distance from the root;
+- a part is x[i] of an x of shape (P, …): what position i gets, or what came from it;
+- a chunk is one of the equally long pieces into which an algorithm itself cuts an x of any shape;
+- a place is where a number stands in an array (`dlscale.collectives.replay`);
+- a round is all messages of which none waits for another, as `dlscale.lab.program.schedule` finds them.
+
 `schedule` reads from the traced program who sends how much to whom in which round, and `dlscale.collectives.replay`
 what has reached whom by then.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dlscale.lab import checks
+from dlscale.lab import checks, jax_internals, program
 
 Groups = Sequence[Sequence[int]]
 Op = Callable[[Array, Array], Array]
@@ -29,31 +41,32 @@ Pairs = list[tuple[int, int]]
 
 
 class _Group(NamedTuple):
-    """This worker's place: its position in its group, the groups' size, and how to send within all groups at once."""
+    """This worker's position in its group, the groups' size, and how to send within all groups at once."""
 
     axis_name: str
     groups: Groups
     position: Array
     size: int
 
-    def send(self, x: Array, pairs: Pairs) -> Array:
-        """Send x from position to position. Who receives nothing gets zeros or, if idle, its own x."""
-        pairs = [(group[a], group[b]) for group in self.groups for a, b in pairs]
+    def send(self, x: Array, pairs: Pairs, root: int = 0) -> Array:
+        """Send x from position to position, from the root on. Who gets nothing has zeros or, if idle, its own x."""
+        at = [(root + position) % self.size for position in range(self.size)]
+        pairs = [(group[at[a]], group[at[b]]) for group in self.groups for a, b in pairs]
         everybody = range(_workers(self.axis_name))
         senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
         pairs += [(w, w) for w in everybody if w not in senders | receivers]  # no message, and vmap wants them
-        try:
+        if len(pairs) == len(everybody) or not jax_internals.under_vmap(self.axis_name):
             return lax.ppermute(x, self.axis_name, pairs)
-        except AssertionError:  # vmap takes only whole permutations: let the others send too, and throw that away
-            senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
-            others = zip(*([w for w in everybody if w not in busy] for busy in (senders, receivers)), strict=True)
-            received = lax.ppermute(x, self.axis_name, [*pairs, *others])
-            meant = jnp.asarray([w in receivers for w in everybody])[lax.axis_index(self.axis_name)]
-            return jnp.where(meant, received, jnp.zeros_like(x))
+        # vmap takes only whole permutations: let the others send too, and throw that away
+        senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
+        others = zip(*([w for w in everybody if w not in busy] for busy in (senders, receivers)), strict=True)
+        received = lax.ppermute(x, self.axis_name, [*pairs, *others])
+        meant = jnp.asarray([w in receivers for w in everybody])[lax.axis_index(self.axis_name)]
+        return jnp.where(meant, received, jnp.zeros_like(x))
 
-    def shift(self, x: Array, by: int) -> Array:
-        """Send x to the position `by` further on, around the group."""
-        return self.send(x, [(a, (a + by) % self.size) for a in range(self.size)])
+    def shift(self, x: Array, distance: int) -> Array:
+        """Send x so many positions on, around the group."""
+        return self.send(x, [(a, (a + distance) % self.size) for a in range(self.size)])
 
     def table(self, values: Sequence[Any]) -> Array:
         """values[position], for this worker."""
@@ -87,21 +100,16 @@ def _workers(axis_name: str) -> int:
         raise NameError(f"No axis {axis_name!r} is bound here: call the function inside {how}.") from None
 
 
-def _relative(group: _Group, root: int) -> Array:
-    """The position counted from the root on. Raises ValueError for a root outside the group."""
+def _after(group: _Group, root: int) -> Array:
+    """This worker's distance from the root. Raises ValueError for a root outside the group."""
     checks.whole("root", root, low=0, high=group.size - 1)
     return (group.position - root) % group.size
 
 
 def _parts(x: Array, group: _Group) -> None:
     if x.ndim == 0 or x.shape[0] != group.size:
-        raise ValueError(
-            f"x needs one part for each of the {group.size} workers: shape ({group.size}, …), not {x.shape}."
-        )
-
-
-def _from_root(group: _Group, root: int, pairs: Pairs) -> Pairs:
-    return [((a + root) % group.size, (b + root) % group.size) for a, b in pairs]
+        wanted = f"one part for each of the {group.size} workers: shape ({group.size}, …)"
+        raise ValueError(f"x needs {wanted}, not {x.shape}.")
 
 
 def _doublings(size: int) -> list[int]:
@@ -115,49 +123,46 @@ def _doublings(size: int) -> list[int]:
 def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """The root's x for all, by a binomial tree: in each round all who have it send it on, ⌈log₂ P⌉ rounds."""
     group = _group(x, axis_name, groups)
-    place = _relative(group, root)
+    after = _after(group, root)
     for d in _doublings(group.size):
         pairs = [(a, a + d) for a in range(d) if a + d < group.size]
-        received = group.send(x, _from_root(group, root, pairs))
-        x = jnp.where((place >= d) & (place < 2 * d), received, x)
+        x = jnp.where((after >= d) & (after < 2 * d), group.send(x, pairs, root), x)
     return x
 
 
 def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Groups | None = None) -> Array:
     """All workers' x, combined by `op`, at the root, and zeros elsewhere: a broadcast backwards."""
     group = _group(x, axis_name, groups, op)
-    place = _relative(group, root)
+    after = _after(group, root)
     for d in reversed(_doublings(group.size)):
         pairs = [(a + d, a) for a in range(d) if a + d < group.size]
-        received = group.send(x, _from_root(group, root, pairs))
-        x = jnp.where((place < d) & (place + d < group.size), op(x, received), x)
-    return jnp.where(place == 0, x, jnp.zeros_like(x))
+        x = jnp.where((after < d) & (after + d < group.size), op(x, group.send(x, pairs, root)), x)
+    return jnp.where(after == 0, x, jnp.zeros_like(x))
 
 
 def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """Part i of the root's x (P, …) for worker i. Down a binomial tree, with half as much in each round."""
     group = _group(x, axis_name, groups)
     _parts(x, group)
-    place = _relative(group, root)
+    after = _after(group, root)
     steps = _doublings(group.size)
     x = jnp.roll(x, -root, axis=0)
     x = jnp.pad(x, [(0, 2 ** len(steps) - group.size)] + [(0, 0)] * (x.ndim - 1))
     for d in reversed(steps):
         pairs = [(a, a + d) for a in range(0, group.size, 2 * d) if a + d < group.size]
-        received = group.send(x[d:], _from_root(group, root, pairs))
-        x = jnp.where(place % (2 * d) == d, received, x[:d])
+        x = jnp.where(after % (2 * d) == d, group.send(x[d:], pairs, root), x[:d])
     return x[0]
 
 
 def gather(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
     """All workers' x as (P, …) at the root, and zeros elsewhere: a scatter backwards."""
     group = _group(x, axis_name, groups)
-    place = _relative(group, root)
+    after = _after(group, root)
     x = x[None]
     for d in _doublings(group.size):
         pairs = [(a + d, a) for a in range(0, group.size, 2 * d) if a + d < group.size]
-        x = jnp.concatenate([x, group.send(x, _from_root(group, root, pairs))])
-    return jnp.where(place == 0, jnp.roll(x[: group.size], root, axis=0), jnp.zeros((), x.dtype))
+        x = jnp.concatenate([x, group.send(x, pairs, root)])
+    return jnp.where(after == 0, jnp.roll(x[: group.size], root, axis=0), jnp.zeros((), x.dtype))
 
 
 # No root
@@ -188,8 +193,7 @@ def _ring_gather(x: Array, group: _Group, direction: int = 1) -> Array:
 def _bruck_gather(x: Array, group: _Group) -> Array:
     parts = x[None]  # those of the positions from this one on
     for d in _doublings(group.size):
-        more = group.shift(parts[: min(d, group.size - d)], -d)
-        parts = jnp.concatenate([parts, more])
+        parts = jnp.concatenate([parts, group.shift(parts[: min(d, group.size - d)], -d)])
     return parts[(jnp.arange(group.size) - group.position) % group.size]
 
 
@@ -241,28 +245,24 @@ def _doubling_gather(x: Array, group: _Group) -> Array:
 def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Groups | None = None) -> Array:
     """Part i of worker j's x (P, …) becomes part j of worker i's result.
 
-    "pairwise": P - 1 messages of one part, each straight to its place; none waits for another, so they make one round.
-    "bruck": ⌈log₂ P⌉ rounds of half of the parts, each of which travels by the binary digits of its way.
+    "pairwise": P - 1 messages of one part, each straight to its worker; none waits for another, so they make one round.
+    "bruck": ⌈log₂ P⌉ rounds of half of the parts, each of which travels by the binary digits of its distance.
     """
     checks.known("algorithm", algorithm, ("pairwise", "bruck"))
     group = _group(x, axis_name, groups)
     _parts(x, group)
-    order = jnp.arange(group.size)
-    ways = x[(group.position + order) % group.size]  # by how far they have to go
+    distances = jnp.arange(group.size)
+    parts = x[(group.position + distances) % group.size]  # by how far they have to go
     if algorithm == "bruck":
         for d in _doublings(group.size):
             moving = np.flatnonzero(np.arange(group.size) & d)
-            ways = ways.at[moving].set(group.shift(ways[moving], d))
+            parts = parts.at[moving].set(group.shift(parts[moving], d))
     else:
-        ways = jnp.stack([ways[0], *(group.shift(ways[way], way) for way in range(1, group.size))])
-    return ways[(group.position - order) % group.size]
+        parts = jnp.stack([parts[0], *(group.shift(parts[d], d) for d in range(1, group.size))])
+    return parts[(group.position - distances) % group.size]
 
 
 # All-reduce
-
-ALGORITHMS = (
-    "ring", "bidirectional_ring", "tree", "butterfly", "rabenseifner", "torus", "hierarchical", "double_tree"
-)  # fmt: skip
 
 
 def all_reduce(
@@ -286,10 +286,8 @@ def all_reduce(
     Raises ValueError for an unknown algorithm and for workers that it cannot serve.
     """
     checks.known("algorithm", algorithm, ALGORITHMS)
-    makers = {"ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly, "torus": _torus,
-              "rabenseifner": _rabenseifner, "hierarchical": _hierarchical, "double_tree": _double_tree}  # fmt: skip
     group = _group(x, axis_name, groups, op)
-    return makers[algorithm](x, group, op, **options) if group.size > 1 else x
+    return _ALL_REDUCE[algorithm](x, group, op, **options) if group.size > 1 else x
 
 
 def _chunked(x: Array, count: int) -> Array:
@@ -302,8 +300,8 @@ def _whole(chunks: Array, like: Array) -> Array:
 
 
 def _ring(x: Array, group: _Group, op: Op, direction: int = 1) -> Array:
-    part = _ring_scatter(_chunked(x, group.size), group, op, direction)
-    return _whole(_ring_gather(part, group, direction), x)
+    chunk = _ring_scatter(_chunked(x, group.size), group, op, direction)
+    return _whole(_ring_gather(chunk, group, direction), x)
 
 
 def _rings(x: Array, group: _Group, op: Op) -> Array:
@@ -353,9 +351,9 @@ def _torus(x: Array, group: _Group, op: Op, sides: tuple[int, int] | None = None
     grids = [np.reshape(members, (rows, columns)) for members in group.groups]
     along_rows = [row.tolist() for grid in grids for row in grid]
     along_columns = [column.tolist() for grid in grids for column in grid.T]
-    part = reduce_scatter(_chunked(x, columns), group.axis_name, "ring", op, along_rows)
-    part = all_reduce(part, group.axis_name, "ring", op, along_columns)
-    return _whole(all_gather(part, group.axis_name, "ring", along_rows), x)
+    chunk = reduce_scatter(_chunked(x, columns), group.axis_name, "ring", op, along_rows)
+    chunk = all_reduce(chunk, group.axis_name, "ring", op, along_columns)
+    return _whole(all_gather(chunk, group.axis_name, "ring", along_rows), x)
 
 
 def _hierarchical(x: Array, group: _Group, op: Op, group_size: int | None = None) -> Array:
@@ -391,124 +389,59 @@ def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
     return _whole(jnp.stack(done), x)
 
 
-def _pipelined_tree(x: Array, group: _Group, op: Op, chunks: int, tree: list[tuple[int, int, int]]) -> Array:
+def _pipelined_tree(x: Array, group: _Group, op: Op, count: int, tree: list[tuple[int, int, int]]) -> Array:
     """Up and down the tree, chunk after chunk: in a round each worker deals with the chunk that its depth is due."""
-    parts, deepest = _chunked(x, chunks), max(depth for _, depth, _ in tree)
+    chunks, deepest = _chunked(x, count), max(depth for _, depth, _ in tree)
 
-    def one_round(parts: Array, due: list[int], up: bool) -> Array:
-        """Worker v sends chunk due[v], if there is one, to its parent, or to its children; `op` joins what comes up."""
-        piece = parts[group.table(np.clip(due, 0, chunks - 1))]
+    def one_round(chunks: Array, due: list[int], up: bool) -> Array:
+        """Position v sends chunk due[v], if there is one, to its parent or its children; `op` joins what comes up."""
+        sending = chunks[group.table(np.clip(due, 0, count - 1))]
         for child in (0, 1):
             edges = [(v, p) if up else (p, v) for v, (p, depth, which) in enumerate(tree) if depth and which == child]
-            pairs = [(a, b) for a, b in edges if 0 <= due[a] < chunks]
+            pairs = [(a, b) for a, b in edges if 0 <= due[a] < count]
             if pairs:
-                received, chunk = group.send(piece, pairs), {b: due[a] for a, b in pairs}
-                at = group.table([chunk.get(v, 0) for v in range(group.size)])
-                new = op(parts[at], received) if up else received
-                new = jnp.where(group.table([v in chunk for v in range(group.size)]), new, parts[at])
-                parts = parts.at[at].set(new)
-        return parts
+                received, number = group.send(sending, pairs), {b: due[a] for a, b in pairs}
+                at = group.table([number.get(v, 0) for v in range(group.size)])
+                new = op(chunks[at], received) if up else received
+                new = jnp.where(group.table([v in number for v in range(group.size)]), new, chunks[at])
+                chunks = chunks.at[at].set(new)
+        return chunks
 
-    for t in range(chunks + deepest - 1):
-        parts = one_round(parts, [t - deepest + depth for _, depth, _ in tree], up=True)
-    for t in range(chunks + deepest - 1):
-        parts = one_round(parts, [t - depth for _, depth, _ in tree], up=False)
-    return _whole(parts, x)
+    for up, t in itertools.product((True, False), range(count + deepest - 1)):
+        chunks = one_round(chunks, [t - (deepest - depth if up else depth) for _, depth, _ in tree], up)
+    return _whole(chunks, x)
+
+
+_ALL_REDUCE: dict[str, Callable[..., Array]] = {
+    "ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly,
+    "rabenseifner": _rabenseifner, "torus": _torus, "hierarchical": _hierarchical, "double_tree": _double_tree,
+}  # fmt: skip
+ALGORITHMS = tuple(_ALL_REDUCE)
 
 
 # What the program does
 
 
-class Message(NamedTuple):
-    """Some workers send equally much at the same time: sender and receiver in each row of `pairs` (n, 2)."""
-
-    pairs: np.ndarray
-    bytes: int
-
-
-class Round(NamedTuple):
-    """Messages of which none waits for another one, and the bytes that each worker combines when they are there."""
-
-    messages: list[Message]
-    combined: int
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Who sends how much to whom, in which round."""
-
-    workers: int
-    rounds: list[Round]
-
-    def sent(self) -> np.ndarray:
-        """(rounds, workers) bytes that each worker sends."""
-        table = np.zeros((len(self.rounds), self.workers), np.int64)
-        for row, (messages, _) in zip(table, self.rounds, strict=True):
-            for pairs, size in messages:
-                np.add.at(row, pairs[:, 0], size)
-        return table
-
-    def received(self) -> np.ndarray:
-        """(rounds, workers) bytes that each worker receives."""
-        turned = [Round([Message(pairs[:, ::-1], size) for pairs, size in m], c) for m, c in self.rounds]
-        return Schedule(self.workers, turned).sent()
-
-
 def schedule(
     algorithm: str | None, workers: int, shape: Sequence[int], dtype: Any = "float32", collective: str = "all_reduce",
     **options: Any,
-) -> Schedule:  # fmt: skip
-    """The rounds of a collective operation on arrays x of this shape, as its traced program has them; nothing is run.
+) -> program.Schedule:  # fmt: skip
+    """The rounds of a collective operation on arrays x of this shape, read by `program.schedule`; nothing is run.
 
-    A message belongs to the first round in which all that it was made from is there. `algorithm` is None for operations
-    that have only one. Raises ValueError for what the operation refuses.
+    `algorithm` is None for operations that have only one. Raises ValueError for what the operation refuses.
     """
-    checks.known("collective", collective, COLLECTIVES)
     checks.whole("workers", workers)
+    f = operation(collective, algorithm, **options)
+    return program.schedule(f, workers, jax.ShapeDtypeStruct(tuple(shape), dtype))
+
+
+def operation(collective: str, algorithm: str | None = None, **options: Any) -> Callable[[Array], Array]:
+    """A collective operation as a function of a worker's x, on the axis "workers". Raises ValueError if unknown."""
+    f = COLLECTIVES[checks.known("collective", collective, COLLECTIVES)]
     options |= {} if algorithm is None else {"algorithm": algorithm}
-    x = jax.ShapeDtypeStruct(tuple(shape), dtype)
-    program = jax.make_jaxpr(
-        lambda x: COLLECTIVES[collective](x, "workers", **options), axis_env=[("workers", workers)]
-    )(x)
-    rounds: dict[int, Round] = {}
-    _walk(program.jaxpr, [0] * len(program.jaxpr.invars), rounds)
-    return Schedule(workers, [rounds[number] for number in sorted(rounds)])
+    return functools.partial(f, axis_name="workers", **options)
 
 
 COLLECTIVES = {
     f.__name__: f for f in (broadcast, reduce, scatter, gather, all_gather, reduce_scatter, all_reduce, all_to_all)
 }
-
-
-def _walk(jaxpr: Any, ready: Sequence[int], rounds: dict[int, Round]) -> list[int]:
-    """Follow a program from the rounds in which its inputs are ready to those of its outputs, noting messages."""
-    when = dict(zip(jaxpr.invars, ready, strict=True))
-
-    def look(v: Any) -> int:
-        return when.get(v, 0) if not hasattr(v, "val") else 0  # a literal
-
-    for equation in jaxpr.eqns:
-        name, given = equation.primitive.name, [look(v) for v in equation.invars]
-        latest = max(given, default=0)
-        if name == "scan":
-            fixed, carried = equation.params["num_consts"], equation.params["num_carry"]
-            constants, carry, rest = given[:fixed], given[fixed : fixed + carried], given[fixed + carried :]
-            stacked = [0] * (len(equation.outvars) - carried)
-            for _ in range(equation.params["length"]):
-                outputs = _walk(equation.params["jaxpr"], [*constants, *carry, *rest], rounds)
-                carry, stacked = outputs[:carried], list(map(max, stacked, outputs[carried:]))
-            results = [*carry, *stacked]
-        elif inner := next((equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params), None):
-            results = _walk(getattr(inner, "jaxpr", inner), given, rounds)
-        else:
-            size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in equation.outvars)
-            if name == "ppermute":
-                latest += 1
-                now = rounds.setdefault(latest, Round([], 0))
-                if size and (pairs := [pair for pair in equation.params["perm"] if pair[0] != pair[1]]):
-                    now.messages.append(Message(np.array(pairs), size))
-            elif latest and name in ("add", "max", "min", "mul", "or", "and"):
-                rounds[latest] = rounds[latest]._replace(combined=rounds[latest].combined + size)
-            results = [latest] * len(equation.outvars)
-        when.update(zip(equation.outvars, results, strict=True))
-    return [look(v) for v in jaxpr.outvars]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import math
-import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 import jax
 from matplotlib.backend_bases import FigureCanvasBase
@@ -20,8 +18,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from dlscale.collectives import measuring
-from dlscale.collectives.measuring import Row, Skipped
+from dlscale.collectives.measuring import Entry, Measurements, Row, Skipped, Workers
 from dlscale.lab import checks, devices
+from dlscale.lab.processes import PeerLost
 
 ABOUT = """Time collective operations among workers and check their results, as nccl-tests and the OSU micro-benchmarks
 do. Workers are emulated devices of this process (which say nothing about a network), processes of this machine
@@ -70,31 +69,33 @@ def options(arguments: Sequence[str] | None) -> tuple[argparse.ArgumentParser, a
 
 
 class Report:
-    """Prints each row under its heading as soon as it is there, and writes it to the CSV file."""
+    """Prints each row under its heading as soon as it is there, in the first process, and writes it to the CSV file."""
 
-    def __init__(self, total: int, first_lines: Sequence[str], file: Path | None) -> None:
+    def __init__(self, what: Measurements, path: Path | None, plot: Path | None) -> None:
+        self.what, self.path, self.plot, self.title = what, path, plot, ""
         self.rows: list[Row] = []
         self.left_out: set[Skipped] = set()
-        self.file = file.open("w", encoding="utf-8", newline="") if file else None
-        self.table = csv.writer(self.file) if self.file else None
-        self.write(FIELDS)
-        heading = self.line(HEADINGS)
-        print(*first_lines, heading, "-" * len(heading), sep="\n", flush=True)
-        self.bar = tqdm(total=total, unit="row", leave=False, disable=None)
+        self.bar = self.file = None
 
     @staticmethod
     def line(cells: Sequence[str]) -> str:
         return "{:<14}  {:<18}  {:>9}  {:>12}  {:>12}  {:>16}  {:>11}  {:>5}".format(*cells)
 
     def write(self, cells: Sequence[object]) -> None:
-        if self.table:
-            self.table.writerow(cells)
+        if self.file:
+            csv.writer(self.file).writerow(cells)
             self.file.flush()  # a run that is cut off keeps what it has
 
-    def tell(self, entry: Row | Skipped) -> None:
-        self.bar.clear()
+    def tell(self, entry: Entry) -> None:
+        if isinstance(entry, Workers):
+            self.start(entry)
+            return
         if isinstance(entry, Row):
             self.rows.append(entry)
+        if not self.bar:  # the first process shows it
+            return
+        self.bar.clear()
+        if isinstance(entry, Row):
             bandwidths = (entry.algorithm_bandwidth, entry.bus_bandwidth)
             self.write((*entry, *bandwidths))
             times = (f"{seconds * 1e6:.1f}" for seconds in (entry.fastest, entry.median))
@@ -106,12 +107,23 @@ class Report:
             print(entry, flush=True)
         self.bar.update()
 
-    def close(self, plot: Path | None, title: str) -> None:
-        self.bar.close()
+    def start(self, workers: Workers) -> None:
+        self.title = f"{workers.count} workers ({workers.kind}), {self.what.dtype}"
+        self.title += f"\n{EMULATED}" if workers.kind == "emulated devices" else ""
+        if workers.process == 0:
+            self.file = self.path and self.path.open("w", encoding="utf-8", newline="")
+            self.write(FIELDS)
+            heading = self.line(HEADINGS)
+            print(self.title, heading, "-" * len(heading), sep="\n", flush=True)
+            self.bar = tqdm(total=len(self.what.entries(workers.count)), unit="row", leave=False, disable=None)
+
+    def close(self) -> None:
+        if self.bar:
+            self.bar.close()
         if self.file:
             self.file.close()
-        if plot and self.rows:
-            draw(self.rows, title).savefig(plot)
+        if self.plot and self.bar and self.rows:
+            draw(self.rows, self.title).savefig(self.plot)
 
 
 def draw(rows: Sequence[Row], title: str) -> Figure:
@@ -143,78 +155,12 @@ def draw(rows: Sequence[Row], title: str) -> Figure:
     return figure
 
 
-def in_a_group(plan: measuring.Plan, chosen: argparse.Namespace) -> bool:
-    """Measure as one process of a group that was started elsewhere; return whether all is right. Ends a lost one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # JAX turns SIGTERM into a notice; a group that hangs must end
-    sys.stdout.flush()
-    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding)
-    os.dup2(2, 1)  # Gloo prints, in every process, what does not belong to the table
-    who, report = "A process", None
-
-    def leave(what: str) -> NoReturn:
-        print(f"{who} gives up: {what}", file=sys.stderr, flush=True)
-        os._exit(1)  # without waiting for the others, as JAX does at an ordinary end
-
-    def renew() -> threading.Timer:
-        timer = threading.Timer(chosen.timeout, leave, [f"no new row for {chosen.timeout:g} s; is a peer lost?"])
-        timer.daemon = True
-        timer.start()
-        return timer
-
-    timer = renew()
-
-    def tell(entry: Row | Skipped) -> None:
-        nonlocal timer
-        timer.cancel()
-        timer = renew()
-        if report:
-            report.tell(entry)
-
-    try:
-        mesh = devices.mesh()  # JAX waits for all processes here
-        who = f"Process {jax.process_index()} of {jax.process_count()}"
-        place = f"{mesh.size} workers ({jax.process_count()} processes), {chosen.dtype}"
-        if jax.process_index() == 0:
-            report = Report(len(plan.entries(mesh.size)), [place], chosen.csv)
-        rows = measuring.run(plan, mesh, tell)
-        if report:
-            report.close(chosen.plot, place)
-    except Exception as error:
-        leave(f"{type(error).__name__}: {error}")
-    return all(row.right for row in rows)  # the timer goes on: JAX waits for all at the end as well
-
-
-def on_this_machine(plan: measuring.Plan, chosen: argparse.Namespace) -> bool:
-    """Measure with emulated devices or new processes; return whether all is right."""
-    if chosen.processes is not None:
-        workers, mesh = chosen.processes, None
-        lines = [f"{workers} workers (processes of this machine), {chosen.dtype}"]
-    else:
-        mesh = measuring.local_mesh(chosen.devices)
-        workers, kind = mesh.size, mesh.devices.flat[0]
-        emulated = kind.platform == "cpu"
-        lines = [f"{workers} workers ({'emulated devices' if emulated else kind.device_kind}), {chosen.dtype}"]
-        lines += [EMULATED] if emulated else []
-        if emulated:
-            plan.check_memory(workers)
-    report = Report(len(plan.entries(workers)), lines, chosen.csv)
-    try:
-        if mesh is None:
-            measuring.processes(workers, chosen.timeout, report.tell, **asdict(plan))
-        else:
-            measuring.run(plan, mesh, report.tell)
-    finally:
-        report.close(chosen.plot, "\n".join(lines))
-    return all(row.right for row in report.rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser, chosen = options(arguments)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of all `finally`, like Ctrl-C
     try:
         sizes = measuring.sizes(chosen.min, chosen.max, chosen.factor)
-        plan = measuring.Plan(
+        what = Measurements(
             chosen.collectives, chosen.algorithms, sizes, chosen.repeats, chosen.warmup, chosen.dtype
         )  # fmt: skip
         checks.finite("timeout", chosen.timeout, low=1)
@@ -223,16 +169,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(f"There is no folder {path.absolute().parent} for {path.name}.")
         if chosen.plot:
             checks.known("kind of picture", chosen.plot.suffix[1:].lower(), FigureCanvasBase.get_supported_filetypes())
-        local = chosen.processes is not None or chosen.devices is not None or not measuring.join()
-        right = (on_this_machine if local else in_a_group)(plan, chosen)
+        alone = chosen.processes is None and (chosen.devices is not None or not measuring.launched())
+        mesh = measuring.local_mesh(chosen.devices) if alone else None
+        if mesh and mesh.devices.flat[0].platform == "cpu":
+            what.check_memory(mesh.size)
+        with contextlib.closing(Report(what, chosen.csv, chosen.plot)) as report:
+            if mesh:
+                measuring.run(what, mesh, report.tell)
+            else:
+                measuring.processes(chosen.processes, chosen.timeout, report.tell, **asdict(what))
     except (ValueError, OSError, devices.DeviceError) as error:
         parser.error(str(error))
-    except (measuring.Failed, jax.errors.JaxRuntimeError) as error:
+    except (PeerLost, jax.errors.JaxRuntimeError) as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 128 + signal.SIGINT
+    right = all(row.right for row in report.rows)
     if not right:
         print("Not all results are right: see the last column.", file=sys.stderr)
     return int(not right)

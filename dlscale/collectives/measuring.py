@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import os
-import queue
 import re
-import signal
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dlscale import collectives
 from dlscale.lab import checks, devices
+from dlscale.lab.processes import PeerLost, peers, serve
 
 ALGORITHMS = {  # "xla" is JAX's own; those with one root know one algorithm, a binomial tree
     "all_reduce": ("xla", *collectives.ALGORITHMS),
@@ -57,22 +49,6 @@ PERIOD = 1021  # a prime, so that no chunk of the data looks like its neighbour
 EMULATED = 8  # devices, unless another number is asked for
 COPIES = 7  # of a worker's data at the same time: input, result, what NumPy expects, and those on the way
 UNITS = ("", "K", "M", "G")
-START = 60  # seconds in which processes have found each other, whatever the time limit of a measurement
-TICK = 0.1  # seconds between two looks at the time limit
-GRACE = 0.5  # seconds in which the death that was the cause becomes visible beside those that it caused
-ATTEMPTS = 3  # to find a port that nobody else takes at the same moment
-
-
-class Failed(RuntimeError):
-    """A group of processes that did not come to its end: the message says who and why, `rows` is what it measured."""
-
-    def __init__(self, message: str, rows: list[Row]) -> None:
-        super().__init__(message)
-        self.rows = rows
-
-
-class _PortTaken(Exception):
-    pass
 
 
 class Row(NamedTuple):
@@ -120,7 +96,16 @@ class Skipped(NamedTuple):
         return f"{self.collective} by {self.algorithm} is left out: {self.reason}"
 
 
-Tell = Callable[[Row | Skipped], object]
+class Workers(NamedTuple):
+    """Who measures, told before the first row: how many, of which `kind`, and which process of `processes` tells it."""
+
+    count: int
+    kind: str
+    process: int = 0
+    processes: int = 1
+
+
+Entry = Workers | Row | Skipped
 
 
 def parse_size(text: str) -> int:
@@ -147,7 +132,7 @@ def sizes(low: int = 8, high: int = 2 * 2**20, factor: int = 8) -> tuple[int, ..
 
 
 @dataclass(frozen=True)
-class Plan:
+class Measurements:
     """What to measure: each collective with those of the algorithms that it knows (None: all), at each size in bytes.
 
     Each is run `warmup` and then `repeats` times. Raises ValueError for what is unknown or impossible.
@@ -175,7 +160,7 @@ class Plan:
         for size in self.sizes:
             checks.whole("A size", size)
         if not self.collectives or not self.sizes:
-            raise ValueError("A plan needs at least one collective and one size.")
+            raise ValueError("Measurements need at least one collective and one size.")
         checks.whole("repeats", self.repeats)
         checks.whole("warmup", self.warmup, low=0)
         checks.known("dtype", self.dtype, DTYPES)
@@ -209,20 +194,6 @@ def _count(collective: str, size: int, dtype: str, workers: int) -> tuple[int, i
 
 
 # Measuring, in a process that sees all workers or belongs to a group that does
-
-
-def measure(
-    collective: str, algorithm: str, size: int, repeats: int = 10, warmup: int = 2, dtype: str = "float32",
-    mesh: Mesh | None = None,
-) -> Row:  # fmt: skip
-    """Time a collective among the workers of a one-dimensional mesh (default: all devices).
-
-    `size` in bytes is rounded up to what can be split among them. In a group of processes all must call it alike.
-    Raises ValueError for what is unknown, and with the algorithm's own words if it cannot serve so many workers.
-    """
-    Plan((collective,), (algorithm,), (size,), repeats, warmup, dtype)
-    measurement = _Measurement(collective, algorithm, size, dtype, mesh or devices.mesh())
-    return measurement.take(repeats, warmup)
 
 
 class _Measurement:
@@ -288,24 +259,24 @@ def _of_all_processes(values: np.ndarray) -> np.ndarray:
     return np.reshape(multihost_utils.process_allgather(values), (jax.process_count(), *values.shape))
 
 
-def warn(entry: Row | Skipped) -> None:
+def warn(entry: Entry) -> None:
     """Warn of what is left out."""
     if isinstance(entry, Skipped):
-        warnings.warn(str(entry), stacklevel=5)  # who called `processes`
+        warnings.warn(str(entry), stacklevel=3)  # who called `processes`
 
 
-def run(plan: Plan, mesh: Mesh, tell: Tell = warn) -> list[Row]:
-    """Measure all of a plan in this process, or in each process of its group. `tell` hears of each entry at once."""
-    rows = []
-    for collective, algorithm, size in plan.entries(mesh.size):
+def run(what: Measurements, mesh: Mesh, tell: Callable[[Entry], object]) -> None:
+    """Measure all in this process, or in each process of its group. `tell` hears of each entry at once."""
+    processes, first = jax.process_count(), mesh.devices.flat[0]
+    kind = "emulated devices" if first.platform == "cpu" else first.device_kind
+    tell(Workers(mesh.size, kind if processes == 1 else f"{processes} processes", jax.process_index(), processes))
+    for collective, algorithm, size in what.entries(mesh.size):
         try:
-            measurement = _Measurement(collective, algorithm, size, plan.dtype, mesh)
+            measurement = _Measurement(collective, algorithm, size, what.dtype, mesh)
         except ValueError as error:
             tell(Skipped(collective, algorithm, str(error)))
         else:
-            rows.append(measurement.take(plan.repeats, plan.warmup))
-            tell(rows[-1])
-    return rows
+            tell(measurement.take(what.repeats, what.warmup))
 
 
 def local_mesh(count: int | None = None) -> Mesh:
@@ -323,207 +294,89 @@ def local_mesh(count: int | None = None) -> Mesh:
     return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
 
 
-def join() -> bool:
-    """Join the group of processes that the environment tells of, and return whether it tells of one.
+RANKS = {  # what names the number of a process, and that of all processes
+    "DLSCALE_PROCESS": "DLSCALE_PROCESSES", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS", "JOB_COMPLETION_INDEX": "DLSCALE_PROCESSES",
+}  # fmt: skip
+
+
+def launched() -> str | None:
+    """The variable of the environment that names this process's place in a group, if there is a group."""
+    return next((rank for rank, size in RANKS.items() if rank in os.environ and int(os.environ.get(size, 1)) > 1), None)
+
+
+def join() -> object:
+    """Join the group that the environment tells of.
 
     SLURM (`srun`) and Open MPI 4 say all that is needed. Where only the rank is known (other MPI, an indexed job of
     Kubernetes), or nothing, DLSCALE_COORDINATOR is the host:port of process 0, DLSCALE_PROCESSES their number, and
     DLSCALE_PROCESS the rank. Raises ValueError if something is missing.
     """
-    known = {  # what names the rank, and the number of processes
-        "DLSCALE_PROCESS": "DLSCALE_PROCESSES", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
-        "PMI_RANK": "PMI_SIZE", "SLURM_PROCID": "SLURM_STEP_NUM_TASKS", "JOB_COMPLETION_INDEX": "DLSCALE_PROCESSES",
-    }  # fmt: skip
-    said = {name: int(os.environ[name]) for pair in known.items() for name in pair if name in os.environ}
-    pair = next((pair for pair in known.items() if pair[0] in said and said.get(pair[1], 1) > 1), None)
-    if pair is None:
-        return False
-    if "DLSCALE_COORDINATOR" in os.environ or pair[0] == "DLSCALE_PROCESS":
-        devices.connect(None, said[pair[1]], said[pair[0]])
-        return True
+    rank = launched()
+    if "DLSCALE_COORDINATOR" in os.environ or rank == "DLSCALE_PROCESS":
+        return devices.connect(None, int(os.environ[RANKS[rank]]), int(os.environ[rank]))
     try:
         jax.distributed.initialize(heartbeat_timeout_seconds=10)
     except ValueError as error:
         advice = "set DLSCALE_COORDINATOR to host:port of process 0, for all processes"
-        raise ValueError(f"{pair[0]} is set, but not where process 0 is ({error}): {advice}.") from None
-    return True
+        raise ValueError(f"{rank} is set, but not where process 0 is ({error}): {advice}.") from None
 
 
-# A group of processes on this machine
+# A group of processes
 
 
-def processes(count: int, timeout: float = 120, tell: Tell = warn, **plan: Any) -> list[Row]:
-    """Measure a `Plan` (its fields as keywords) among `count` new processes on 127.0.0.1, one worker each.
+def processes(
+    count: int | None, timeout: float = 120, tell: Callable[[Entry], object] = warn, **measurements: Any
+) -> list[Row]:
+    """Take `Measurements` (its fields as keywords) among `count` new processes on 127.0.0.1, one worker each.
 
-    They are watched from here, since survivors of a dead peer may hang: when one ends, when nothing was measured for
-    `timeout` seconds, and whenever this call is left, all of them are ended. They also leave when this process does.
-    `tell` hears of each row, and of each one left out, as soon as it is there. Raises ValueError for an impossible
-    plan, and Failed, which says what happened.
+    None: this process belongs to a group that was started elsewhere (`launched`); one new process joins it. Processes
+    are watched from here, since survivors of a dead peer may hang: when one ends, when nothing was measured for
+    `timeout` seconds, and whenever this call is left, all that were started here are ended. `tell` hears of each entry
+    as soon as it is there. Raises ValueError for what is impossible, and PeerLost, which says what happened.
     """
-    count, what = checks.whole("processes", count), Plan(**plan)
+    what = Measurements(**measurements)
     checks.finite("timeout", timeout)
-    what.check_memory(count)
-    for attempt in range(ATTEMPTS):
-        with contextlib.suppress(_PortTaken):
-            return _Group(count, what, timeout, tell).watch(hold_port=attempt == 0)
-    raise Failed(f"No free port was found on 127.0.0.1 in {ATTEMPTS} attempts.", [])
-
-
-def _bound() -> socket.socket:
-    """A socket that keeps a port of 127.0.0.1 from all but those who may share it, as JAX's coordinator does."""
-    held = socket.socket()
-    if hasattr(socket, "SO_REUSEPORT"):
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
-
-
-class _Child:
-    """A process of the group; `messages` gets (rank, message) of each of its lines and (rank, None) at its end."""
-
-    def __init__(self, rank: int, order: dict[str, Any], messages: queue.SimpleQueue) -> None:
-        self.rank, self.error, self.log = rank, "", tempfile.TemporaryFile()  # noqa: SIM115  open until `close`
-        paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__], env=environment, start_new_session=True,  # Ctrl-C is for the parent
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-        )  # fmt: skip
-
-        def read() -> None:
-            for line in self.process.stdout:
-                messages.put((rank, json.loads(line)))
-            messages.put((rank, None))
-
-        self.reader = threading.Thread(target=read, daemon=True)
-        self.reader.start()
-        with contextlib.suppress(OSError):  # it has ended already: the reader tells
-            self.process.stdin.write(json.dumps(order | {"process": rank}, default=int).encode() + b"\n")
-            self.process.stdin.flush()
-
-    def logged(self) -> str:
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")
-
-    def ending(self) -> str:
-        """What became of it, in words."""
-        code = self.process.poll()
-        if self.error or code is None:
-            return f"failed with {self.error}" if self.error else "closed its channel"
-        if code < 0:
-            names = {member.value: member.name for member in signal.Signals}
-            return f"was ended by {names.get(-code, f'signal {-code}')}"
-        lines = self.logged().strip().splitlines() or ["it left no message"]
-        return f"ended with exit status {code}: {lines[-1][:300]}"
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.reader.join()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.log.close()
-
-
-class _Group:
-    def __init__(self, count: int, plan: Plan, timeout: float, tell: Tell) -> None:
-        self.count, self.plan, self.timeout, self.tell = count, plan, timeout, tell
-        self.entries, self.told, self.joined = plan.entries(count), 0, False
-        self.rows: list[Row] = []
-        self.children: list[_Child] = []
-
-    def watch(self, hold_port: bool) -> list[Row]:
-        """Start the processes, wait for all of them, and end them whatever happens."""
-        messages: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
-        with contextlib.ExitStack() as stack:
-            held = stack.enter_context(_bound())
-            order = {"coordinator": f"127.0.0.1:{held.getsockname()[1]}", "processes": self.count}
-            if not hold_port or not hasattr(socket, "SO_REUSEPORT"):
-                held.close()
-            for rank in range(self.count):
-                self.children.append(_Child(rank, order | {"plan": asdict(self.plan)}, messages))
-                stack.callback(self.children[-1].close)
-            done, deadline = 0, time.monotonic() + max(self.timeout, START)
-            while done < self.count:
-                try:
-                    rank, message = messages.get(timeout=TICK)
-                except queue.Empty:
-                    if time.monotonic() > deadline:
-                        limit = self.timeout if self.joined else max(self.timeout, START)
-                        self.fail(f"Nothing came from the processes for {limit:g} s", "a longer timeout allows more")
-                    continue
-                match message:
-                    case {"row": values}:
-                        self.rows.append(Row(*values))
-                        self.hear(self.rows[-1])
-                    case {"skipped": values}:
-                        self.hear(Skipped(*values))
-                    case {"joined": _}:
-                        self.joined = True
-                    case {"done": _}:
-                        done += 1
-                    case {"error": text}:
-                        self.children[rank].error = text
-                        self.lost(self.children[rank])
-                    case _:
-                        self.lost(self.children[rank])
-                if rank == 0:
-                    deadline = time.monotonic() + self.timeout
-        return self.rows
-
-    def hear(self, entry: Row | Skipped) -> None:
-        self.told += 1
-        self.tell(entry)
-
-    def lost(self, first: _Child) -> NoReturn:
-        """Name the process that ended first: one that was killed, rather than those that complain or abort for it."""
-        time.sleep(GRACE)
-        silent = [child for child in self.children if not child.error and child.process.poll() is not None]
-        silent.sort(key=lambda child: child.process.returncode == -signal.SIGABRT)
-        guilty = silent[0] if silent else first
-        if not self.joined and "Failed to add port" in self.children[0].logged():
-            raise _PortTaken
-        self.fail(f"Process {guilty.rank} (of 0 to {self.count - 1}) {guilty.ending()}", "the others were stopped")
-
-    def fail(self, what: str, then: str) -> NoReturn:
-        where = "before they had found each other"
-        if self.joined:
-            collective, algorithm, size = self.entries[min(self.told, len(self.entries) - 1)]
-            where = f"at {collective} by {algorithm}, {show_size(size)}B"
-        raise Failed(f"{what}, {where}; {then}. {len(self.rows)} of {len(self.entries)} rows are there.", self.rows)
-
-
-def work() -> None:
-    """A process of the group: its order comes on standard input, what it measures leaves on standard output."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # Gloo prints
-
-    def say(**message: Any) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
-
-    def leave_with_parent() -> None:
-        while os.read(0, 1024):
-            pass
-        os._exit(1)
-
-    order = json.loads(sys.stdin.buffer.readline() or "null")
-    guard = threading.Thread(target=leave_with_parent, daemon=True)
-    guard.start()
+    if count is not None:
+        what.check_memory(checks.whole("processes", count))
+    told: list[Entry] = []
+    rows: list[Row] = []
     try:
+        with contextlib.closing(peers(__name__, count, {"what": asdict(what)}, timeout)) as messages:
+            for _, message in messages:
+                for entry in (kind(*message[name]) for name, kind in KINDS.items() if name in message):
+                    told.append(entry._replace(kind="processes of this machine") if count and not told else entry)
+                    rows += [entry] if isinstance(entry, Row) else []
+                    tell(told[-1])
+    except PeerLost as error:
+        if not told:
+            raise PeerLost(f"{error}, before they had found each other.") from None
+        entries = what.entries(told[0].count)
+        collective, algorithm, size = entries[min(len(told), len(entries)) - 1]
+        where = f"at {collective} by {algorithm}, {show_size(size)}B"
+        done = f"The others were ended. {len(rows)} of {len(entries)} rows are there."
+        raise PeerLost(f"{error}, {where}. {done}") from None
+    return rows
+
+
+KINDS = {"joined": Workers, "row": Row, "skipped": Skipped}
+
+
+def work(order: dict[str, Any], say: Callable[..., None]) -> None:
+    """What a process of the group does; of those that were started together only the first speaks."""
+    if "coordinator" in order:
         jax.config.update("jax_num_cpu_devices", 1)
-        rank, _ = devices.connect(order["coordinator"], order["processes"], order["process"])
-        mesh = devices.mesh()
-        say(joined=True)
-        speak = say if rank == 0 else lambda **message: None
-        run(Plan(**order["plan"]), mesh,
-            lambda entry: speak(**{"row" if isinstance(entry, Row) else "skipped": entry}))  # fmt: skip
-        say(done=True)
-    except Exception as error:
-        say(error=": ".join([type(error).__name__, *str(error).splitlines()[:1]])[:500])
-    guard.join()  # stays reachable until the parent has seen who was first
+        devices.connect(order["coordinator"], order["processes"], order["process"])
+    else:
+        join()
+    silent = order.get("process", 0) > 0
+
+    def tell(entry: Entry) -> None:
+        if not silent:
+            say(**{name: entry for name, kind in KINDS.items() if isinstance(entry, kind)})
+
+    run(Measurements(**order["what"]), devices.mesh(), tell)
 
 
 if __name__ == "__main__":
-    work()
+    serve(work)

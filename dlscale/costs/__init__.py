@@ -1,6 +1,6 @@
 """What a communication schedule costs: models of a message, machines made of links, and the textbook's formulas.
 
-Times are seconds, sizes bytes. A schedule is that of `dlscale.collectives.schedule`: its rounds follow one another, and
+Times are seconds, sizes bytes. A schedule is that of `dlscale.lab.program`: its rounds follow one another, and
 a round lasts until its last message has arrived and is combined. Nothing here is measured: the constants come from the
 sources named beside them, or from the caller.
 """
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from dlscale.collectives import Schedule
 from dlscale.lab import checks
+from dlscale.lab.program import Schedule
 
 
 class Link(NamedTuple):

@@ -1,6 +1,6 @@
 """Claims: what a lecture or the course says, what was measured, and the verdict by a rule written before the run.
 
-A room's rules stand in its `claims.toml`, under ids "<room>-<slug>".
+A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". The README shows those marked `telling`.
 """
 
 from __future__ import annotations

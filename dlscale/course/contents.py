@@ -10,6 +10,14 @@ from typing import NamedTuple
 from dlscale.course.markup import Markdown, table
 
 
+class Item(NamedTuple):
+    """What a lecture teaches, and the heading of the section that lets a reader run it; "" until it is there."""
+
+    id: str
+    item: str
+    section: str = ""
+
+
 class Notebook(NamedTuple):
     """An entry of `contents.toml`: `minutes` to read and `seconds` for the machine are None until it is available."""
 
@@ -17,6 +25,7 @@ class Notebook(NamedTuple):
     title: str
     question: str
     lecture: str
+    items: tuple[Item, ...]
     available: bool = True
     minutes: int | None = None
     seconds: int | None = None
@@ -31,7 +40,8 @@ class Notebook(NamedTuple):
 def contents() -> tuple[Notebook, ...]:
     """The notebooks of the course, in order."""
     entries = tomllib.loads(Path(__file__).with_name("contents.toml").read_text(encoding="utf-8"))
-    return tuple(Notebook(f"{name}.ipynb", **entry) for name, entry in entries.items())
+    items = {name: tuple(Item(**item) for item in entry["items"]) for name, entry in entries.items()}
+    return tuple(Notebook(f"{name}.ipynb", **entry | {"items": items[name]}) for name, entry in entries.items())
 
 
 def course_map(folder: str = "") -> Markdown:
@@ -42,3 +52,12 @@ def course_map(folder: str = "") -> Markdown:
         times = f"{book.minutes} min, {book.seconds} s" if book.available else "in preparation"
         rows.append([book.file[:2], title, book.question, times])
     return table(("", "Notebook", "Question", "Reading, machine"), rows)
+
+
+def index(folder: str) -> Markdown:
+    """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
+    rows = []
+    for book in contents():
+        where = f"[{book.file.removesuffix('.ipynb')}]({folder}{book.file})" if book.available else book.title
+        rows += [[item.id, item.item, where, item.section or "in preparation"] for item in book.items]
+    return table(("", "Item", "Notebook", "Section"), rows)

@@ -6,8 +6,9 @@ stay there and are called from here. The checks stay here, in the parent. A forg
 answer, and it must be right to score. Nothing from the child is unpickled or executed; messages are bounded in size.
 
 What this does not protect against: answers run with the rights of the person who grades. They can read and change that
-person's files (this package too), use the network, fill the disk, start processes that outlive the limits, and read the
-reference solutions, which come with the course. Grade in a container or in an account that can be thrown away.
+person's files (this package too), use the network, fill the disk, and read the reference solutions, which come with the
+course. `dlscale.lab.processes` says where they can also signal other processes. Grade in a container or in an account
+that can be thrown away.
 """
 
 from __future__ import annotations
@@ -15,35 +16,30 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import hashlib
 import importlib
 import json
+import math
 import os
-import queue
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  NumPy then knows the short floats by name
 import numpy as np
-import psutil
 
 from dlscale.course import exercises
 from dlscale.course.exercises import AnswerError, Exercise, describe, shorten
 from dlscale.lab import checks
+from dlscale.lab.processes import ENDED, MAX_BYTES, PYTHON, Child, ChildEnded, channel
 
-MAX_BYTES = 16_000_000  # of one message
 MAX_FILE_BYTES = 50_000_000
 MAX_ITEMS = 10_000  # of a dict: keys can be chosen to collide
-TICK = 0.1  # seconds between two looks at memory and time
 KEPT = {"PATH", "HOME", "USERPROFILE", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "LANG", "LC_ALL", "DLSCALE_DATA"}
 TAG = "answer-"
 UNTRUSTED = "it disturbed the grader's channel"
@@ -100,83 +96,34 @@ def _decode(part: dict[str, Any], function: Callable[[int], Callable]) -> Any:
     raise ValueError("not a value")
 
 
-# The parent: one child, one cell, one submission, a folder
+# One process, one cell, one submission, a folder
 
 
-class Stopped(Exception):
-    """The child was stopped; its `stopped` says why."""
+class Sandbox:
+    """A process that runs cells beside a copy of the files of `notebooks`. Closed, nothing of it is left."""
 
-
-class Child:
-    """A process that runs cells beside a copy of the files of `notebooks`, until it is closed.
-
-    No message, no size and no silence of it can hold up the parent.
-    """
-
-    def __init__(self, notebooks: Path, seconds: float, memory: float) -> None:
+    def __init__(self, notebooks: Path) -> None:
         self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         folder = Path(self.place.name, "notebooks")
         shutil.copytree(notebooks, folder, ignore=shutil.ignore_patterns("*.ipynb", ".*"))
         environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT}
-        environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUTF8": "1", "MPLBACKEND": "agg"}
-        environment |= {"IPYTHONDIR": str(folder / ".ipython"), "JAX_PLATFORMS": "cpu"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dlscale.course.grading"], cwd=folder, env=environment, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        self.seconds, self.memory, self.stopped = seconds, memory, ""
-        self.requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.replies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.renew()
-        self.guard = threading.Thread(target=self._guard)
-        self.guard.start()
-        threading.Thread(target=self._talk, daemon=True).start()
-
-    def renew(self) -> None:
-        """Start the time limit anew."""
-        self.deadline = time.monotonic() + self.seconds
-
-    def _guard(self) -> None:
-        """At a limit, or when it is over, end the process and all that it started and did not hide."""
-        while not self.stopped:
-            if time.monotonic() > self.deadline:
-                self.stopped = f"time limit of {self.seconds:g} s"
-            elif megabytes(self.process.pid) > self.memory:
-                self.stopped = f"memory limit of {self.memory:g} MB"
-            else:
-                time.sleep(TICK)
-        for member in family(self.process.pid):
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        with contextlib.suppress(OSError, AttributeError):  # Windows has no groups
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
-        self.replies.put(b"")
-
-    def _talk(self) -> None:
-        """Write requests and read replies, in a thread that may wait: a child need do neither."""
-        with contextlib.suppress(OSError), self.process as process:
-            for request in iter(self.requests.get, b""):
-                process.stdin.write(request)
-                process.stdin.flush()
-                self.replies.put(process.stdout.readline(MAX_BYTES + 1))
-        self.replies.put(b"")
+        environment |= {"PYTHONUTF8": "1", "MPLBACKEND": "agg", "JAX_PLATFORMS": "cpu"}
+        environment |= {"IPYTHONDIR": str(folder / ".ipython")}
+        self.child = Child([*PYTHON, "-m", __name__], contained=True, environment=environment, folder=folder)
 
     def call(self, number: int, *args: Any, **kwargs: Any) -> Any:
         """Return what its function of this number returns (0 runs a cell). Raises AnswerError if it raised.
 
-        Raises Stopped at a limit, at the end of the process, and for a malformed reply.
+        Raises ChildEnded at a limit, at the end of the process, and for a malformed reply.
         """
-        self.requests.put(pack((number, args, kwargs), self._number))
-        reply = b"" if self.stopped else self.replies.get()
-        if not reply:
-            self.stop("its process ended")
+        self.child.send(pack((number, args, kwargs), self._number))
+        reply = self.child.receive()
         try:
             error, value = unpack(reply, lambda number: partial(self.call, number))
             error = str(error)
         except Exception:  # whatever a forged message provokes
-            self.stop(UNTRUSTED)
+            self.child.stop(UNTRUSTED)
+            raise ChildEnded(UNTRUSTED) from None
         if error:
             raise AnswerError(error)
         return value
@@ -186,47 +133,22 @@ class Child:
             return function.args[0]
         raise TypeError("A check cannot hand a function of its own to an answer: the answer runs in another process.")
 
-    def stop(self, why: str) -> NoReturn:
-        self.stopped = self.stopped or why
-        raise Stopped
+    def grade(self, exercise: Exercise | None, source: str) -> str:
+        """Run a cell and return what is wrong with its answer, "" if it is right. Raises ChildEnded."""
+        try:
+            answers = self.call(0, exercise and exercise.id, source)
+        except AnswerError as error:
+            return shorten(f"crashed: {error}")
+        if exercise is None or not isinstance(answers, list) or not answers:
+            return "its check was not called"
+        right, line = exercise.judge(answers[0])
+        if self.child.why or self.child.process.poll() is not None:  # it ended while it was checked
+            raise ChildEnded(self.child.why or ENDED)
+        return "" if right else line
 
     def close(self) -> None:
-        self.stopped = self.stopped or "it is over"
-        self.guard.join()
-        self.requests.put(b"")
+        self.child.close()
         self.place.cleanup()
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A process and those that it started, as far as they can be seen."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    return []
-
-
-def megabytes(pid: int) -> float:
-    """The memory of a process and its children; shared pages are counted once, exactly on Linux, nearly elsewhere."""
-    total = 0
-    for member in family(pid):
-        with contextlib.suppress(psutil.Error):
-            info = member.memory_full_info()
-            total += getattr(info, "pss", info.uss)
-    return total / 1e6
-
-
-def grade_cell(child: Child, exercise: Exercise | None, source: str) -> str:
-    """Run a cell and return what is wrong with its answer, "" if it is right. Raises Stopped."""
-    try:
-        answers = child.call(0, exercise and exercise.id, source)
-    except AnswerError as error:
-        return shorten(f"crashed: {error}")
-    if exercise is None or not isinstance(answers, list) or not answers:
-        return "its check was not called"
-    right, line = exercise.judge(answers[0])
-    if child.stopped:  # while it was checked
-        raise Stopped
-    return "" if right else line
 
 
 def read_cells(path: Path) -> Cells:
@@ -250,8 +172,16 @@ def read_cells(path: Path) -> Cells:
     return cells
 
 
+class Limits(NamedTuple):
+    """Processor `seconds` of one answer; `wall` seconds by the clock of any cell, the course's own too; MB of all."""
+
+    seconds: float
+    wall: float
+    memory: float
+
+
 def grade_file(
-    path: Path, pristine: Cells, exercises: Mapping[str, Exercise], start: Callable[[], Child]
+    path: Path, notebooks: Path, pristine: Cells, exercises: Mapping[str, Exercise], limits: Limits
 ) -> dict[str, str]:
     """Return what is wrong with each answer of a submission, "" if it is right.
 
@@ -272,29 +202,32 @@ def grade_file(
                 results[identity] = "several cells are tagged as its answer" if sources else "its cell is missing"
     while answers:
         guilty = None
-        with contextlib.closing(start()) as child, contextlib.suppress(Stopped):
-            for identity, source in pristine:
-                if identity:
-                    child.renew()
+        try:
+            with contextlib.closing(Sandbox(notebooks)) as sandbox:
+                for identity, source in pristine:
                     guilty = identity if identity in answers else guilty
-                wrong = grade_cell(child, exercises.get(identity), answers.get(identity, source))
-                results.setdefault(identity, wrong)
+                    seconds = limits.seconds if identity in answers else math.inf
+                    sandbox.child.limit(processor=seconds, wall=limits.wall, memory=limits.memory)
+                    wrong = sandbox.grade(exercises.get(identity), answers.get(identity, source))
+                    results.setdefault(identity, wrong)
             break
-        if guilty is None:
-            results = dict.fromkeys(identities, f"not reached: {child.stopped}") | results
-            break
-        results[guilty] = child.stopped
-        del answers[guilty]
+        except ChildEnded as ended:
+            if guilty is None:
+                results = dict.fromkeys(identities, f"not reached: {ended}") | results
+                break
+            results[guilty] = str(ended)
+            del answers[guilty]
     return {identity: results[identity] for identity in identities}
 
 
 def grade(
-    folder: Path, notebooks: Path, out: Path, seconds: float, memory: float, exercises: Mapping[str, Exercise]
+    folder: Path, notebooks: Path, out: Path, limits: Limits, again: bool, exercises: Mapping[str, Exercise]
 ) -> None:
     """Grade all notebooks under `folder` and write a table to `out` (CSV): 1 or 0 for each exercise, total, remarks.
 
-    A submission belongs to the notebook whose name its own contains. `seconds` limits each answer with the cells up to
-    the next one, `memory` (MB) the whole run. Raises ValueError for folders without submissions or without exercises.
+    A submission belongs to the notebook whose name its own contains. The table is complete after each of them; rows
+    that it has already stay, but for those whose `key` says that submission, course or limits were others, or `again`.
+    Raises ValueError for folders without submissions or without exercises.
     """
     # all that decides is read before the first answer runs
     originals = {path.stem: read_cells(path) for path in sorted(notebooks.glob("*.ipynb"))}
@@ -308,37 +241,64 @@ def grade(
     found += sorted(path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != ".")
     if not found:
         raise ValueError(f"No submissions in {folder}.")
-    with out.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
-        table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks"])
-        table.writeheader()
-        for count, path in enumerate(found, 1):
-            stem = max((stem for stem in originals if stem in path.stem and not path.is_dir()), key=len, default="")
-            results, remarks = {}, "no notebook was handed in"
-            if stem:
-                results = grade_file(path, originals[stem], exercises, partial(Child, notebooks, seconds, memory))
-                remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
-            elif not path.is_dir():
-                remarks = "its name contains no name of a notebook of the course"
-            points = {identity: int(not wrong) for identity, wrong in results.items()}
-            name, total = shorten(path.relative_to(folder).as_posix()), sum(points.values())
-            safe = f"./{name}" if name[0] in "=+-@" else name  # no formula in a spreadsheet
-            table.writerow({"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks})
-            file.flush()
-            print(f"{count} of {len(found)}: {name}: {total} right")
+    names = [path.relative_to(folder).as_posix() for path in found]
+    course = [*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(notebooks.glob("*.ipynb"))]
+    shared = _digest(course, str(limits))
+    keys = [_digest([path], shared + ascii(name)) for path, name in zip(found, names, strict=True)]
+    rows = {} if again else {row["key"]: row for row in _rows(out) if row["key"] in keys}
+    if rows:
+        print(f"{len(rows)} of {len(found)} were graded before")
+    for count, (path, name, key) in enumerate(zip(found, names, keys, strict=True), 1):
+        if key in rows:
+            continue
+        stem = max((stem for stem in originals if stem in path.stem and not path.is_dir()), key=len, default="")
+        results, remarks = {}, "no notebook was handed in"
+        if stem:
+            results = grade_file(path, notebooks, originals[stem], exercises, limits)
+            remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
+        elif not path.is_dir():
+            remarks = "its name contains no name of a notebook of the course"
+        points = {identity: int(not wrong) for identity, wrong in results.items()}
+        total, shown = sum(points.values()), shorten(name)
+        safe = f"./{shown}" if shown[0] in "=+-@" else shown  # no formula in a spreadsheet
+        rows[key] = {"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks, "key": key}
+        part = out.with_name(f"{out.name}.part")
+        with part.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
+            table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks", "key"])
+            table.writeheader()
+            table.writerows(rows[key] for key in keys if key in rows)
+        part.replace(out)  # at once: who ends the batch keeps all complete rows
+        print(f"{count} of {len(found)}: {shown}: {total} right")
 
 
-# The child
+def _digest(paths: Iterable[Path], more: str) -> str:
+    """A key of the bytes of files, as far as they can be read, and of `more`."""
+    key = hashlib.sha256(more.encode())
+    for path in paths:
+        with contextlib.suppress(OSError):
+            key.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"")
+    return key.hexdigest()[:16]
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """The rows of an earlier run, none if the file holds something else."""
+    mistakes = contextlib.suppress(FileNotFoundError, UnicodeDecodeError, csv.Error)
+    with mistakes, table.open(encoding="utf-8-sig", newline="") as file:
+        return [row for row in csv.DictReader(file) if "key" in row]
+    return []
+
+
+# The process of a sandbox
 
 
 def work() -> None:
-    """Call the functions, at first only `run`, that standard input asks for, and reply on standard output."""
+    """Call the functions, at first only `run`, that its input asks for, and reply."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    inbox, outbox = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)  # prints do not mix with messages
+    inbox, outbox = channel()
+    for stream in (1, 2):
+        os.dup2(0, stream)  # nothing that an answer prints is kept
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     answers: dict[str, Any] = {}
     exercises.hand_in = answers.__setitem__

@@ -1,18 +1,32 @@
-"""The tables and the picture of README.md, made from the stored notebooks."""
+"""The tables and the picture of README.md, and the pages in docs/, made from the stored notebooks."""
 
 from __future__ import annotations
 
 import base64
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlscale.course.claims import CLAIM_TYPE, HEADINGS, Claim, rules
-from dlscale.course.contents import course_map
+from dlscale.course.claims import CLAIM_TYPE, HEADINGS, VERDICTS, Claim, rules
+from dlscale.course.contents import course_map, index
 from dlscale.course.markup import Markdown, table
 from dlscale.lab.checks import known
 from dlscale.lab.intervals import Interval
+
+CLAIMS = """# Every claim of the course
+
+Each is decided by a rule that was written before its run and stands in `claims.toml` of its notebook's room, under
+`dlscale/`. A claim shows where the whole interval keeps the rule, and is weak where only the mean does. Those that do
+not show stay. `python -m dlscale readme` makes this page from the outputs that the notebooks store.
+"""
+INDEX = """# Where is it? Every item of the lectures
+
+The letter of an item names its lecture: P is Pedram, Lynch & Lauterbach, C Catanzaro, B Ben-Nun, J the notes on Jia et
+al., E Hoefler; items without one are the course's own. `python -m dlscale readme` makes this page from
+`dlscale/course/contents.toml`.
+"""
 
 
 def _stored(notebook: Path, kind: str) -> list[Any]:
@@ -22,18 +36,32 @@ def _stored(notebook: Path, kind: str) -> list[Any]:
     return [data[kind] for data in shown if kind in data]
 
 
-def claims_table_of(notebooks: Path | str) -> Markdown:
-    """A table of the claims whose cards are stored in the notebooks of a folder, in their order.
+def stored_claims(notebooks: Path | str) -> list[tuple[Claim, str]]:
+    """The claims whose cards are stored in the notebooks of a folder, in order, each with its notebook's name.
 
-    Raises ValueError for a stored claim that `claims.toml` does not know.
+    Raises ValueError for a stored claim that no `claims.toml` knows.
     """
-    claims, rows = rules(), []
+    entries, made = rules(), []
     for path in sorted(Path(notebooks).glob("*.ipynb")):
         for card in _stored(path, CLAIM_TYPE):
-            entry = claims[known(f"claim, stored in {path.name},", card["id"], claims)]
-            made = Claim(card["id"], entry | card, Interval(card["mean"], card["low"], card["high"]), card["verdict"])
-            rows.append([*made.row(), f"[{path.stem}](notebooks/{path.name})"])
+            entry = entries[known(f"claim, stored in {path.name},", card["id"], entries)] | card
+            interval = Interval(card["mean"], card["low"], card["high"])
+            made.append((Claim(card["id"], entry, interval, card["verdict"]), path.stem))
+    return made
+
+
+def claims_table_of(made: Iterable[tuple[Claim, str]], folder: str) -> Markdown:
+    """A table of claims with links to their notebooks, which stand in `folder`."""
+    rows = [[*claim.row(), f"[{name}]({folder}{name}.ipynb)"] for claim, name in made]
     return table((*HEADINGS, "Notebook"), rows)
+
+
+def counts(made: Sequence[tuple[Claim, str]]) -> Markdown:
+    """A table of how many claims of each notebook, and of all, have each verdict."""
+    found = {name: [claim.verdict for claim, other in made if other == name] for _, name in made}
+    found["all"] = [claim.verdict for claim, _ in made]
+    rows = [[name, *(str(verdicts.count(verdict)) for verdict in VERDICTS)] for name, verdicts in found.items()]
+    return table(("Notebook", *VERDICTS), rows)
 
 
 def picture(notebooks: Path | str) -> bytes:
@@ -55,15 +83,27 @@ def fill(page: str, name: str, content: str) -> str:
 
 
 def renew(page: Path, notebooks: Path, check: bool) -> int:
-    """Bring the page and the picture beside it up to date, or with `check` only say what is stale; an exit status."""
-    text = page.read_text(encoding="utf-8")
-    text = fill(fill(text, "claims", claims_table_of(notebooks)), "map", course_map("notebooks/"))
-    for path, content in {page: text.encode(), page.parent / "docs" / "start.png": picture(notebooks)}.items():
-        if path.is_file() and path.read_bytes() == content:
-            continue
-        if check:
+    """Bring the README, its picture and the two pages in docs/ up to date, or with `check` only say what is stale.
+
+    Returns an exit status.
+    """
+    made, docs = stored_claims(notebooks), page.parent / "docs"
+    text = fill(page.read_text(encoding="utf-8"), "map", course_map("notebooks/"))
+    total = ", ".join(f"{[claim.verdict for claim, _ in made].count(verdict)} *{verdict}*" for verdict in VERDICTS)
+    text = fill(text, "counts", f"{len(made)} claims so far: {total}.")
+    text = fill(text, "claims", claims_table_of((pair for pair in made if pair[0].entry.get("telling")), "notebooks/"))
+    files = {
+        page: text.encode(),
+        docs / "start.png": picture(notebooks),
+        docs / "CLAIMS.md": f"{CLAIMS}\n{counts(made)}\n\n{claims_table_of(made, '../notebooks/')}\n".encode(),
+        docs / "INDEX.md": f"{INDEX}\n{index('../notebooks/')}\n".encode(),
+    }
+    stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
+    if check:
+        for path in stale:
             print(f"{path.name} is stale. Run `python -m dlscale readme`.", file=sys.stderr)
-            return 1
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
+        return 1 if stale else 0
+    docs.mkdir(exist_ok=True)
+    for path in stale:
+        path.write_bytes(files[path])
     return 0

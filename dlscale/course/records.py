@@ -6,10 +6,7 @@ An experiment "<room>-<name>" is an instance of `Experiment` in the room's modul
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib
-import inspect
 import json
 import platform
 import random
@@ -17,18 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlscale.course import sources
 from dlscale.lab import checks, data, devices
 
 Setting = dict[str, Any]  # plain values by name
 Measures = dict[str, float]
-Run = Callable[[Sequence[Setting]], list[Measures]]
+RunTrials = Callable[[Sequence[Setting]], list[Measures]]
 
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
@@ -39,14 +37,20 @@ class Experiment:
 
     `trial(**setting)` is one training run and returns its measures, NaN or infinite ones where it diverged. `plan(run)`
     calls `run(settings)`, which returns their measures in order, as often as it likes: what is asked later may depend
-    on what came out. `tolerance` says for each measure how far it may differ when a trial runs again, on any machine.
+    on what came out.
+
+    A trial that runs again, on any machine, may differ in each measure by its `tolerance`. Where training lets the last
+    bits grow until they count as much as another seed, the measure is `chaotic`: four standard deviations over the
+    recorded seeds of its setting are allowed beside. `drawn` is the setting of the trials that `rerun` draws from.
     """
 
     id: str
     about: str
     trial: Callable[..., Measures]
-    plan: Callable[[Run], object]
+    plan: Callable[[RunTrials], object]
     tolerance: Measures
+    chaotic: tuple[str, ...] = ()
+    drawn: Setting = field(default_factory=dict)
 
 
 class Trial(NamedTuple):
@@ -62,7 +66,7 @@ class Record:
     """All trials of an experiment, in the order of its plan, with what they were made with."""
 
     id: str
-    source: str  # fingerprint of the module that made it
+    source: str  # fingerprint of the code and the data that made it
     versions: dict[str, str]
     trials: list[Trial]
 
@@ -91,9 +95,12 @@ class Record:
 
 
 def fingerprint(chosen: Experiment) -> str:
-    """Changes with the code of the module that the trial stands in, not with its comments or its layout."""
-    source = inspect.getsource(importlib.import_module(chosen.trial.__module__))
-    return hashlib.sha256(ast.dump(ast.parse(source)).encode()).hexdigest()[:16]
+    """Changes with the code that the trials and their plan depend on, in any module of the package, and with the data.
+
+    Comments, docstrings, layout and what they do not use may change. Raises ValueError where that cannot be told.
+    """
+    sums = (data.data_folder() / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    return sources.digest([sources.of(chosen.trial, chosen.plan), *(line for line in sums if line.endswith(".npz"))])
 
 
 def results_folder() -> Path:
@@ -203,23 +210,21 @@ def _read_part(path: Path) -> list[Trial]:
 
 
 class Rerun(NamedTuple):
-    """A trial that was run again, and whether every measure came out as recorded, up to the tolerance."""
+    """A trial that was run again, and how far each measure may lie from the recorded one."""
 
     recorded: Trial
     again: Trial
-    tolerance: Measures
+    allowed: Measures
 
     @property
     def agrees(self) -> bool:
-        pairs = (
-            (value, self.again.measures[name], self.tolerance[name]) for name, value in self.recorded.measures.items()
-        )
-        return all(np.isclose(new, old, rtol=0, atol=limit, equal_nan=True) for old, new, limit in pairs)
+        old, new = self.recorded.measures, self.again.measures
+        return all(np.isclose(new[name], old[name], 0, limit, equal_nan=True) for name, limit in self.allowed.items())
 
     def __repr__(self) -> str:
         setting = ", ".join(f"{name} {value}" for name, value in self.recorded.setting.items())
         lines = [
-            f"{name}: recorded {value:.6g}, now {self.again.measures[name]:.6g} (allowed: ±{self.tolerance[name]:g})"
+            f"{name}: recorded {value:.6g}, now {self.again.measures[name]:.6g} (allowed: ±{self.allowed[name]:.2g})"
             for name, value in self.recorded.measures.items()
         ]
         verdict = "It agrees." if self.agrees else "It does not agree."
@@ -228,5 +233,9 @@ class Rerun(NamedTuple):
 
 def rerun(chosen: Experiment, draw: int | None = None, folder: Path | None = None) -> Rerun:
     """Run one recorded trial again, drawn at random; `draw` is the seed of the draw, if it is to be the same again."""
-    trial = random.Random(draw).choice(read(chosen.id, folder).trials)
-    return Rerun(trial, _measure(chosen, trial.setting), chosen.tolerance)
+    record = read(chosen.id, folder)
+    trial = random.Random(draw).choice(record.select(**chosen.drawn))
+    arm = {name: value for name, value in trial.setting.items() if name != "seed"}
+    spread = {name: np.nan_to_num(4 * record.values(name, **arm).std(ddof=1)) for name in chosen.chaotic}
+    allowed = {name: float(limit + spread.get(name, 0)) for name, limit in chosen.tolerance.items()}
+    return Rerun(trial, _measure(chosen, trial.setting), allowed)

@@ -19,17 +19,17 @@ import time
 import tomllib
 import urllib.request
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+from urllib.error import HTTPError
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from dlscale.lab import checks
 
-ATTEMPTS = 4  # per file and mirror
+ATTEMPTS = 4  # for a file
 BACK_OFF_SECONDS = 1.0  # before the second attempt; doubled before each further one
 TIMEOUT_SECONDS = 30.0
 
@@ -136,19 +136,17 @@ def downloads_folder() -> Path:
     return Path(os.environ.get("DLSCALE_DATA") or "~/.cache/dlscale/data").expanduser()
 
 
-def download(name: str, mirrors: str | Sequence[str] | None = None) -> Path:
+def download(name: str) -> Path:
     """Fetch "fashion_mnist" (31 MB) or "cifar10" (170 MB) into `downloads_folder()` and return the folder.
 
-    `mirrors`: addresses of folders to try in turn instead of the official one. A file counts only if it has
-    the known SHA-256, whatever server it came from. An interrupted download goes on where it stopped.
+    A file counts only if it has the known SHA-256. An interrupted download goes on where it stopped.
     Raises ValueError for an unknown name, ConnectionError when all attempts failed.
     """
     checks.known("data set to download", name, REMOTES)
     folder = downloads_folder() / name
     folder.mkdir(parents=True, exist_ok=True)
     for file in REMOTES[name]:
-        sources = [mirrors] if isinstance(mirrors, str) else mirrors or [file.address]
-        _fetch(file, [f"{source.rstrip('/')}/{file.name}" for source in sources], folder / file.name)
+        _fetch(file, folder / file.name)
     return folder
 
 
@@ -203,11 +201,9 @@ def _value(cell: str) -> str | float | None:
 
 
 def _read_idx_folder(folder: Path) -> dict[str, np.ndarray]:
-    arrays = {}
-    for part, stem in (("train", "train"), ("test", "t10k")):
-        arrays[f"x_{part}"] = _read_idx(folder, f"{stem}-images", 3)
-        arrays[f"y_{part}"] = _read_idx(folder, f"{stem}-labels", 1)
-    return arrays
+    files = {"x_train": ("train-images", 3), "y_train": ("train-labels", 1)}
+    files |= {"x_test": ("t10k-images", 3), "y_test": ("t10k-labels", 1)}
+    return {array: _read_idx(folder, *file) for array, file in files.items()}
 
 
 def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
@@ -233,7 +229,7 @@ def _read_cifar_folder(folder: Path) -> dict[str, np.ndarray]:
     """Read records of 1 label byte and 3 × 32 × 32 colour bytes, from the batches or their archive."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     archive = folder / "cifar-10-binary.tar.gz"
-    files = [path for inner in ("", "cifar-10-batches-bin") for path in (folder / inner).glob("*_batch*.bin")]
+    files = [path for inner in (".", "cifar-10-batches-bin") for path in (folder / inner).glob("*_batch*.bin")]
     contents = {path.name: path.read_bytes() for path in files}
     if archive.is_file() and not contents.keys() >= set(names):
         try:
@@ -241,12 +237,12 @@ def _read_cifar_folder(folder: Path) -> dict[str, np.ndarray]:
                 contents = {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
         except DAMAGE as error:
             raise ValueError(f"{archive} is damaged ({error}). Fetch it again.") from None
-    if missing := [name for name in names if name not in contents]:
-        raise FileNotFoundError(f"{folder} has no {', '.join(missing)}, nor a complete {archive.name}.")
+    arrays = {}
     for name in names:
+        if name not in contents:
+            raise FileNotFoundError(f"{folder} has no {name}, nor a complete {archive.name}.")
         if not contents[name] or len(contents[name]) % 3073:
             raise ValueError(f"{name} in {folder} is damaged: {len(contents[name])} bytes, not records of 3,073.")
-    arrays = {}
     for part, chosen in (("train", names[:5]), ("test", names[5:])):
         records = np.frombuffer(b"".join(contents[name] for name in chosen), np.uint8).reshape(-1, 3073)
         arrays[f"x_{part}"] = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -260,37 +256,37 @@ _READERS = {"mnist": _read_idx_folder, "fashion_mnist": _read_idx_folder, "cifar
 # Downloads
 
 
-def _fetch(file: RemoteFile, addresses: Sequence[str], target: Path) -> None:
+def _fetch(file: RemoteFile, target: Path) -> None:
     """Bring `file` to `target`, which is only ever replaced by a file with the right SHA-256."""
     if target.is_file() and _sha256(target) == file.sha256:
         return
     part = target.with_name(f"{target.name}.part")
-    for attempt in range(ATTEMPTS * len(addresses)):
+    for attempt in range(ATTEMPTS):
         if attempt:
-            time.sleep(BACK_OFF_SECONDS * 2 ** min(attempt - 1, 5))
-        address = addresses[attempt % len(addresses)]
+            time.sleep(BACK_OFF_SECONDS * 2 ** (attempt - 1))
         try:
-            _append(address, part, file)
+            _append(file, part)
             if _sha256(part) == file.sha256:
                 part.replace(target)
                 return
             part.unlink()
-            failure = f"{address}: the content is not that of the known file (its SHA-256 differs)"
+            failure = "the content is not that of the known file: its SHA-256 differs"
         except (OSError, http.client.HTTPException) as error:
-            failure = f"{address}: {error}"
-            if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            failure = str(error)
+            if isinstance(error, HTTPError) and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.unlink()  # the server's file is shorter than what is here: they cannot be the same
     kept = f"{part.stat().st_size / 1e6:.1f} of {file.size / 1e6:.1f} MB are kept. " if part.is_file() else ""
     advice = "Call data.download again later, or give a folder that has the files: data.load(…, folder=…)."
-    raise ConnectionError(f"{file.name} could not be downloaded ({failure}). {kept}{advice}")
+    raise ConnectionError(f"{file.address}/{file.name} could not be downloaded ({failure}). {kept}{advice}")
 
 
-def _append(address: str, part: Path, file: RemoteFile) -> None:
+def _append(file: RemoteFile, part: Path) -> None:
     """Fetch what `part` still lacks; start over when the server cannot send a range. Raises OSError if some is left."""
     start = part.stat().st_size if part.is_file() else 0
     if start >= file.size:
         return
-    request = urllib.request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})
+    headers = {"Range": f"bytes={start}-"} if start else {}
+    request = urllib.request.Request(f"{file.address}/{file.name}", headers=headers)
     response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
     resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
     progress = tqdm(total=file.size, initial=start * resumed, unit="B", unit_scale=True, desc=file.name)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import os
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 import psutil
-from jax._src.lib import _jax  # for what has no public name
 
-from dlscale.lab import checks
+from dlscale.lab import checks, jax_internals
 
 
 def _text(path: str) -> str:
@@ -82,6 +81,9 @@ def _first(count: int) -> list[jax.Device]:
     return have[:count]
 
 
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
 def connect(
     coordinator: str | None = None, processes: int | None = None, process: int | None = None
 ) -> tuple[int, int]:
@@ -90,7 +92,7 @@ def connect(
     `coordinator` is "host:port" of process 0; `processes` the group's size; `process` this one's number. Left out, they
     come from the environment: DLSCALE_COORDINATOR, DLSCALE_PROCESSES, DLSCALE_PROCESS. Process 0 listens on the
     coordinator's own address only, and all listen on loopback only if that does: a group on "127.0.0.1:PORT" is out of
-    reach for other machines.
+    reach for other machines, and so is one on "[::1]:PORT".
     Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
     """
     address = str(_setting("coordinator", coordinator))
@@ -99,14 +101,14 @@ def connect(
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
-    if host in ("127.0.0.1", "localhost"):  # Gloo would listen on the address that belongs to the machine's name
-        _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=host)
     try:
         jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
     except RuntimeError as error:
         if "must be called before" not in str(error):
             raise
         raise DeviceError("JAX has already started by itself. " + _restart("dlscale.lab.devices.connect(…)")) from None
+    if host in LOOPBACK:
+        jax_internals.listen_on(host.strip("[]"))
     return rank, size
 
 
@@ -133,11 +135,22 @@ def side_by_side(function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) ->
     A small network keeps one core busy; compiled programs of several run at the same time. When a job raises, or the
     cell is interrupted, what has not begun never does.
     """
-    pool = ThreadPoolExecutor(cores())
-    try:
-        return list(pool.map(lambda job: jax.device_get(function(*job)), jobs))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    stop = threading.Event()
+
+    def one(job: Sequence[Any]) -> Any:
+        if stop.is_set():
+            return None
+        try:
+            return jax.device_get(function(*job))
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(cores()) as pool:
+        try:
+            return list(pool.map(one, jobs))
+        finally:
+            stop.set()
 
 
 class Memory(NamedTuple):
@@ -170,7 +183,7 @@ def report() -> list[Finding]:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "optax", "numpy", "matplotlib"))
     total, free = (amount / 2**30 for amount in memory())
     # in a process of its own: here JAX may have started, and emulation is not for every notebook
-    code = "from dlscale import devices; print(len(devices.emulate(8)))"
+    code = "from dlscale.lab import devices; print(len(devices.emulate(8)))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     seen, problem = child.stdout.strip(), child.stderr.strip()[-200:]
     shut_down = "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again."

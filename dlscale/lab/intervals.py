@@ -15,10 +15,6 @@ class Interval(NamedTuple):
     low: np.ndarray | float
     high: np.ndarray | float
 
-    @property
-    def half_width(self) -> np.ndarray | float:
-        return (self.high - self.low) / 2
-
     def __str__(self) -> str:
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 

@@ -1,4 +1,4 @@
-"""Small networks as pairs of pure functions, with plain pytrees of arrays as parameters.
+"""Small networks as lists of layers: pure functions, with plain pytrees of arrays as parameters.
 
 Each constructor is cached: the same arguments give the same `Model`, so that what JAX compiled for it is found again.
 Weights start from He et al. 2015 (arXiv:1502.01852): variance 2 / fan-in before a ReLU, else 1 / fan-in; biases at 0.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +27,47 @@ Params = dict[str, Any]
 ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid, "linear": lambda x: x}
 
 
-class Model(NamedTuple):
-    """`params = init(key)` and `logits = apply(params, x)`; x is (examples, …), logits (examples, classes)."""
+@dataclass(frozen=True)
+class Layer:
+    """`layer(own, x)` is the activation of compute(own, x), with the layer's own parameters: a dict of arrays.
+
+    x and the result have the examples as their first axis (but between the layers of an `rnn`). Layers that compute
+    the same are equal. `measure(own, x)`, where there is batch norm, gives its `Statistics` where `freeze` puts them.
+    """
+
+    compute: Callable[[Params, Array], Array]
+    activation: Callable[[Array], Array] = ACTIVATIONS["linear"]
+    measure: Callable[[Params, Array], Params] | None = None
+
+    def __call__(self, own: Params, x: Array) -> Array:
+        return self.activation(self.compute(own, x))
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """`params = init(key)` and `logits = apply(params, x)`; x is (examples, …), logits (examples, classes).
+
+    `layers` are in the order in which they follow each other; the parameters of the one called "conv1" are
+    params["conv1"]. `model.layers.values()` and `model.split(params)` are what takes the layers one by one.
+    """
 
     init: Callable[[Array], Params]
-    apply: Callable[[Params, Array], Array]
+    layers: Mapping[str, Layer]
+
+    def split(self, params: Params) -> list[Params]:
+        """The parameters of each layer; an empty dict for a layer that has none."""
+        return [params.get(name, {}) for name in self.layers]
+
+    @functools.cached_property  # one function, not a new method at each look: JAX finds again what it compiled for it
+    def apply(self) -> Callable[[Params, Array], Array]:
+        """The layers one after the other."""
+
+        def apply(params: Params, x: Array) -> Array:
+            for layer, own in zip(self.layers.values(), self.split(params), strict=True):
+                x = layer(own, x)
+            return x
+
+        return apply
 
 
 def _same_model(make: Callable[..., Model]) -> Callable[..., Model]:
@@ -69,27 +107,20 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
     `norm`: None, "batch" (Ioffe & Szegedy 2015, arXiv:1502.03167) or "layer" (Ba et al. 2016, arXiv:1607.06450),
     applied before each hidden activation. Raises ValueError for unknown names and fewer than two sizes.
     """
-    act = ACTIVATIONS[checks.known("activation", activation, ACTIVATIONS)]
-    normalize = _norm(norm)
+    first, between = dense("linear" if norm else activation), _norm(norm, activation)
     if len(sizes) < 2:
         raise ValueError(f"sizes must name at least inputs and classes, not {sizes!r}.")
-    hidden = range(1, len(sizes) - 1)
+    names = [*(f"dense{i}" for i in range(1, len(sizes) - 1)), "output"]
+    shapes = dict(zip(names, itertools.pairwise(sizes), strict=True))
+    layers = {}
+    for i, name in enumerate(names[:-1], 1):
+        layers |= {name: first, f"norm{i}": between} if norm else {name: first}
 
     def init(key: Array) -> Params:
-        keys = jax.random.split(key, len(sizes) - 1)
-        params = {f"dense{i}": _layer(keys[i - 1], sizes[i - 1], sizes[i], activation=activation) for i in hidden}
-        params |= {f"norm{i}": _norm_init(sizes[i]) for i in hidden if norm}
-        return _draw(params | {"output": _layer(keys[-1], *sizes[-2:])})
+        norms = {f"norm{i}": _norm_init(size) for i, size in enumerate(sizes[1:-1], 1) if norm}
+        return weights(key, shapes, activation) | norms
 
-    def apply(params: Params, x: Array) -> Array:
-        x = x.reshape(len(x), -1)
-        if x.shape[1] != sizes[0]:
-            raise ValueError(f"This mlp takes {sizes[0]} numbers an example, not {x.shape[1]}.")
-        for i in hidden:
-            x = act(normalize(params.get(f"norm{i}"), _linear(params[f"dense{i}"], x)))
-        return _linear(params["output"], x)
-
-    return Model(init, apply)
+    return Model(init, layers | {"output": dense()})
 
 
 @_same_model
@@ -102,23 +133,10 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
     if min(sides) < 1:
         raise ValueError(f"lenet needs images of at least 16×16 pixels, not {shape[0]}×{shape[1]}.")
     sizes = {"conv1": (5, 5, shape[2], 6), "conv2": (5, 5, 6, 16)}
-    sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84)}
-
-    def init(key: Array) -> Params:
-        *keys, last = jax.random.split(key, 5)
-        params = {name: _layer(k, *sizes[name], activation="relu") for name, k in zip(sizes, keys, strict=True)}
-        return _draw(params | {"output": _layer(last, 84, classes)})
-
-    def apply(params: Params, x: Array) -> Array:
-        for name in ("conv1", "conv2"):  # pooling first: max and ReLU commute, and ReLU then has less to do
-            x = max_pool(conv2d(x, params[name]["w"], padding="VALID"))
-            x = jax.nn.relu(x + params[name]["b"])
-        x = x.reshape(len(x), -1)
-        for name in ("dense1", "dense2"):
-            x = jax.nn.relu(_linear(params[name], x))
-        return _linear(params["output"], x)
-
-    return Model(init, apply)
+    sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84), "output": (84, classes)}
+    layers = dict.fromkeys(("conv1", "conv2"), conv(pool=True, padding="VALID"))
+    layers |= dict.fromkeys(("dense1", "dense2"), dense("relu")) | {"output": dense()}
+    return Model(lambda key: weights(key, sizes), layers)
 
 
 @_same_model
@@ -134,7 +152,6 @@ def resnet(
     """
     if depth < 8 or depth % 6 != 2:
         raise ValueError(f"depth must be 6 n + 2 (8, 14, 20, …), not {depth}.")
-    normalize = _norm(norm)
     stages = [
         (f"stage{stage + 1}_block{block + 1}", width * 2**stage, 2 if stage and not block else 1)
         for stage, block in np.ndindex(3, (depth - 2) // 6)
@@ -155,20 +172,41 @@ def resnet(
             channels = out
         return _draw(params | {"output": _layer(next(keys), channels, classes)})
 
-    def layer(p: Params, x: Array, stride: int = 1) -> Array:
-        return normalize(p, conv2d(x, p["w"], stride) + p["b"])
+    layers = {name: _block(norm, stride, skip) for name, _, stride in stages}
+    return Model(init, {"conv": _normed_conv(norm), **layers, "output": Layer(_average_and_classify)})
 
-    def apply(params: Params, x: Array) -> Array:
-        x = jax.nn.relu(layer(params["conv"], x))
-        for name, _, stride in stages:
-            block = params[name]
-            y = layer(block["conv2"], jax.nn.relu(layer(block["conv1"], x, stride)))
-            if skip:
-                y = y + (conv2d(x, block["shortcut"]["w"], stride) if stride == 2 else x)
-            x = jax.nn.relu(y)
-        return _linear(params["output"], x.mean((1, 2)))
 
-    return Model(init, apply)
+@functools.cache
+def _normed_conv(norm: str | None, stride: int = 1) -> Layer:
+    after = _norm(norm, "relu")
+
+    def convolve(own: Params, x: Array) -> Array:
+        return conv2d(x, own["w"], stride) + own["b"]
+
+    measure = after.measure and (lambda own, x: after.measure(own, convolve(own, x)))
+    return Layer(lambda own, x: after.compute(own, convolve(own, x)), after.activation, measure)
+
+
+@functools.cache
+def _block(norm: str | None, stride: int, skip: bool) -> Layer:
+    """Two convolutions, and what comes in added to what comes out."""
+    first, second = _normed_conv(norm, stride), _normed_conv(norm)
+
+    def compute(own: Params, x: Array) -> Array:
+        y = second.compute(own["conv2"], first(own["conv1"], x))
+        if not skip:
+            return y
+        return y + (conv2d(x, own["shortcut"]["w"], stride) if stride == 2 else x)
+
+    def measure(own: Params, x: Array) -> Params:
+        inside = first(own["conv1"], x)
+        return {"conv1": first.measure(own["conv1"], x), "conv2": second.measure(own["conv2"], inside)}
+
+    return Layer(compute, jax.nn.relu, first.measure and measure)
+
+
+def _average_and_classify(own: Params, x: Array) -> Array:
+    return _linear(own, x.mean((1, 2)))
 
 
 @_same_model
@@ -177,6 +215,7 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
 
     `cell`: "tanh" (Elman 1990), "gru" (Cho et al. 2014, arXiv:1406.1078) or "lstm" (Hochreiter & Schmidhuber 1997,
     with the forget gate's bias at 1 as in Jozefowicz et al. 2015). Raises ValueError for another one.
+    Between the layers "input", "recurrent" and "output" runs first (time, examples, gates × hidden), then the state.
     """
     gates = {"tanh": 1, "gru": 3, "lstm": 4}[checks.known("cell", cell, ("tanh", "gru", "lstm"))]
 
@@ -190,6 +229,19 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         params = {"input": _layer(inputs, features, gates * hidden) | {"b": bias.reshape(-1)}, "recurrent": {"w": w}}
         return _draw(params | {"output": _layer(output, hidden, classes)})
 
+    return Model(init, {"input": Layer(_time_steps), "recurrent": _recurrent(cell), "output": dense()})
+
+
+def _time_steps(own: Params, x: Array) -> Array:
+    """What the inputs add to the gates at each time step, all in one product."""
+    x, features = x.reshape(*x.shape[:2], -1), len(own["w"])
+    if x.shape[2] != features:
+        raise ValueError(f"This rnn takes {features} numbers a time step, not {x.shape[2]}.")
+    return _linear(own, x).swapaxes(0, 1)
+
+
+@functools.cache
+def _recurrent(cell: str) -> Layer:
     def step(u: Array, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], None]:
         h, c = state
         if cell == "gru":
@@ -203,16 +255,46 @@ def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 
         c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
         return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
 
-    def apply(params: Params, x: Array) -> Array:
-        x = x.reshape(*x.shape[:2], -1)
-        if x.shape[2] != features:
-            raise ValueError(f"This rnn takes {features} numbers a time step, not {x.shape[2]}.")
-        inputs = _linear(params["input"], x).swapaxes(0, 1)  # all time steps in one product
-        zero = jnp.zeros((x.shape[0], hidden), inputs.dtype)
-        (h, _), _ = jax.lax.scan(functools.partial(step, params["recurrent"]["w"]), (zero, zero), inputs)
-        return _linear(params["output"], h)
+    def last_state(own: Params, inputs: Array) -> Array:
+        zero = jnp.zeros((inputs.shape[1], len(own["w"])), inputs.dtype)
+        return jax.lax.scan(functools.partial(step, own["w"]), (zero, zero), inputs)[0][0]
 
-    return Model(init, apply)
+    return Layer(last_state)
+
+
+# What models are made of
+
+
+def weights(key: Array, shapes: Mapping[str, tuple[int, ...]], activation: str = "relu") -> Params:
+    """Weights "w" of these shapes and biases "b" for layers of these names; `activation` follows all but the last."""
+    *names, last = shapes
+    keys = jax.random.split(key, len(shapes))
+    params = {name: _layer(k, *shapes[name], activation=activation) for name, k in zip(names, keys[:-1], strict=True)}
+    return _draw(params | {last: _layer(keys[-1], *shapes[last])})
+
+
+@functools.cache
+def dense(activation: str = "linear") -> Layer:
+    """A dense layer of whatever comes in, flattened; w is (in, out)."""
+
+    def compute(own: Params, x: Array) -> Array:
+        x = x.reshape(len(x), -1)
+        if x.shape[1] != len(own["w"]):
+            raise ValueError(f"This layer takes {len(own['w'])} numbers an example, not {x.shape[1]}.")
+        return _linear(own, x)
+
+    return Layer(compute, _activation(activation))
+
+
+@functools.cache
+def conv(pool: bool = False, padding: str = "SAME", activation: str = "relu") -> Layer:
+    """A convolution of images (examples, height, width, in), max-pooled if `pool`; w is (k, k, in, out)."""
+
+    def compute(own: Params, x: Array) -> Array:  # pooling first: max and ReLU commute, and ReLU then has less to do
+        x = conv2d(x, own["w"], padding=padding)
+        return (max_pool(x) if pool else x) + own["b"]
+
+    return Layer(compute, _activation(activation))
 
 
 def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
@@ -275,27 +357,77 @@ def _draw(params: Params) -> Params:
     return jax.tree.unflatten(tree, [weights(*leaf) if isinstance(leaf, tuple) else leaf for leaf in leaves])
 
 
-def _linear(params: Params, x: Array) -> Array:
-    return x @ params["w"] + params["b"]
+def _activation(name: str) -> Callable[[Array], Array]:
+    return ACTIVATIONS[checks.known("activation", name, ACTIVATIONS)]
+
+
+def _linear(own: Params, x: Array) -> Array:
+    return x @ own["w"] + own["b"]
 
 
 def _norm_init(size: int, norm: str | None = "layer") -> Params:
     return {"scale": jnp.ones(size), "shift": jnp.zeros(size)} if norm else {}
 
 
-def _norm(norm: str | None) -> Callable[[Params | None, Array], Array]:
+class Statistics(NamedTuple):
+    """What batch norm subtracts and divides by the root of."""
+
+    mean: Array
+    variance: Array
+
+
+@functools.cache
+def _norm(norm: str | None, activation: str) -> Layer:
     """Normalise to mean 0 and variance 1: over all but the last axis ("batch") or over an example ("layer").
 
-    A `Model` has no state, hence no running averages: "batch" always uses the statistics of the batch it is given, at
-    evaluation too. Evaluate on many examples at once.
+    "batch" uses the statistics of the batch it is given, as in training, unless `freeze` put others into `own`.
     """
     if norm is None:
-        return lambda params, x: x
+        return Layer(lambda own, x: x, _activation(activation))
     checks.known("norm", norm, ("batch", "layer"))
 
-    def normalize(params: Params | None, x: Array) -> Array:
+    def measure(x: Array) -> Statistics:
         axes = tuple(range(x.ndim - 1)) if norm == "batch" else tuple(range(1, x.ndim))
-        mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
-        return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * params["scale"] + params["shift"]
+        return Statistics(x.mean(axes, keepdims=True), x.var(axes, keepdims=True))
 
-    return normalize
+    def normalize(own: Params, x: Array) -> Array:
+        mean, variance = own["statistics"] if "statistics" in own else measure(x)
+        return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * own["scale"] + own["shift"]
+
+    frozen = (lambda own, x: {"statistics": measure(x)}) if norm == "batch" else None
+    return Layer(normalize, _activation(activation), frozen)
+
+
+def freeze(model: Model, params: Params, x: Array, piece: int = 500) -> Params:
+    """Parameters with which batch norm uses the statistics of the training examples x, whatever it is then given.
+
+    To be used before a trained model is judged: a logit then depends on its own example alone. Without batch norm these
+    are `params` themselves. The examples pass once, in pieces of at most `piece`, each normalised on its way as in
+    training; a statistic is that of all pieces together (Wu & Johnson 2021, arXiv:2105.07576, §3). Where the pieces
+    cannot be equally large, fewer examples than there are pieces are left out at the end.
+    """
+    if not any(layer.measure for layer in model.layers.values()):
+        return params
+
+    def pass_through(x: Array) -> Params:
+        found = {}
+        for (name, layer), own in zip(model.layers.items(), model.split(params), strict=True):
+            if layer.measure:
+                found[name] = layer.measure(own, x)
+            x = layer(own, x)
+        return found
+
+    def together(pieces: Statistics) -> Statistics:
+        return Statistics(pieces.mean.mean(0), pieces.variance.mean(0) + pieces.mean.var(0))
+
+    count = -(-len(x) // piece)
+    pieces = x[: len(x) // count * count].reshape(count, len(x) // count, *x.shape[1:])
+    found = jax.lax.map(pass_through, pieces)
+    return _merge(params, jax.tree.map(together, found, is_leaf=lambda node: isinstance(node, Statistics)))
+
+
+def _merge(params: Params, found: Params) -> Params:
+    return params | {
+        name: _merge(params[name], part) if name in params and isinstance(part, dict) else part
+        for name, part in found.items()
+    }

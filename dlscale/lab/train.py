@@ -1,8 +1,9 @@
 """Training as one compiled program whose inputs are the hyperparameters and the seed.
 
-A new learning rate, momentum or seed is only another input, so nothing is compiled again. `fit` runs the program epoch
-by epoch with progress; `sweep` runs it for every setting of a grid, one setting a core. On a CPU this beats `vmap` over
-the settings: each core has its own run, memory is that of one run a core, and a sweep's run equals `fit` bit for bit.
+A new learning rate, momentum or seed is only another input, so nothing is compiled again. `run` drives any step in
+compiled pieces; `fit` stands on it and goes epoch by epoch; `sweep` puts the same pieces into one program and runs it
+for every setting of a grid, one setting a core. On a CPU this beats `vmap` over the settings: each core has its own
+run, memory is that of one run a core, and a sweep's run equals `fit` bit for bit. `tune` chooses among settings.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import optax
 from jax import Array, lax
 from tqdm.auto import tqdm
 
-from dlscale.lab import checks, devices
+from dlscale.lab import checks, devices, models
 from dlscale.lab.data import Dataset, validation_split
 from dlscale.lab.models import Model, Params
 
+Tree = Any  # a pytree of arrays
 Loss = Callable[[Array, Array], Array]
 Optimizer = optax.GradientTransformation | Callable[..., optax.GradientTransformation]
 
@@ -34,6 +36,66 @@ LOSSES: dict[str, Loss] = {
     "cross_entropy": lambda logits, y: optax.softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1])),
     "squared": lambda logits, y: jnp.sum((logits - jax.nn.one_hot(y, logits.shape[-1])) ** 2, axis=-1),
 }
+
+
+# Any step
+
+
+class Driven(NamedTuple):
+    """Where `run` came to, and what was noted on the way: arrays with the steps, or the looks, as their first axis."""
+
+    state: Tree
+    records: Tree
+    looks: Tree
+
+
+def run(
+    step: Callable[..., tuple[Tree, Tree]],
+    state: Tree,
+    inputs: Tree,
+    *given: Tree,
+    look: Callable[..., Tree] | None = None,
+    every: int | None = None,
+    stop: Callable[[Tree, Tree], bool] | None = None,
+    progress: bool = True,
+) -> Driven:
+    """Call `state, record = step(state, input, *given)` for all `inputs` (steps, …), compiled as `lax.scan`.
+
+    After each `every` steps (default: at the end) `look(state, *given)` is noted, too, and `stop(records, look)`, with
+    the latest ones, may end the run. Between two looks nothing leaves the compiled program: Ctrl-C and the progress bar
+    wait for the next. What is `given` is data: the same function `step` with other values is not compiled again. Raises
+    ValueError for no inputs and an `every` below 1.
+    """
+    steps = len(jax.tree.leaves(inputs)[0])
+    checks.whole("The number of inputs", steps)
+    every = steps if every is None else checks.whole("every", every)
+    parts, device_inputs = [], jax.device_put(inputs)
+    with tqdm(total=steps, desc="training", delay=1, leave=False, disable=not progress) as bar:
+        for begin in range(0, steps, every):
+            part = jax.tree.map(lambda leaf, i=begin: leaf[i : i + every], device_inputs)
+            state, noted = _piece(step, look, state, part, given)
+            parts.append(jax.device_get(noted))
+            bar.update(len(jax.tree.leaves(part)[0]))
+            if stop is not None and stop(*parts[-1]):
+                break
+    records, looks = zip(*parts, strict=True)
+    return Driven(state, jax.tree.map(lambda *a: np.concatenate(a), *records), _stack(looks))
+
+
+def _scan(step: Callable, look: Callable | None, state: Tree, inputs: Tree, given: tuple) -> tuple[Tree, tuple]:
+    """Some steps and a look at where they led."""
+    state, records = lax.scan(lambda state, one: step(state, one, *given), state, inputs)
+    return state, (records, look(state, *given) if look else None)
+
+
+_piece = jax.jit(_scan, static_argnums=(0, 1))
+
+
+def _stack(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+# A model on a data set
 
 
 class History(NamedTuple):
@@ -47,10 +109,16 @@ class History(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A trained model's parameters and its history."""
+    """A trained model's parameters, None where they were not to be kept, and its history."""
 
-    params: Params
+    params: Params | None
     history: History
+
+    @property
+    def diverged_at(self) -> np.ndarray:
+        """First step whose loss was not finite; -1 if there is none."""
+        bad = ~np.isfinite(self.history.loss)
+        return np.where(bad.any(-1), bad.argmax(-1), -1)
 
 
 class Sweep(NamedTuple):
@@ -68,6 +136,150 @@ class Diverged(FloatingPointError):
     def __init__(self, message: str, run: Run) -> None:
         super().__init__(message)
         self.run = run
+
+
+@dataclasses.dataclass(frozen=True)
+class _Training:
+    """What is compiled: the parts of a run as functions of its state, (parameters, the optimizer's memory)."""
+
+    model: Model
+    optimizer: Optimizer
+    batch_size: int
+    loss: Loss
+    shuffle: bool | str
+
+    def transformation(self, setting: dict[str, Array]) -> optax.GradientTransformation:
+        if not isinstance(self.optimizer, optax.GradientTransformation):
+            return self.optimizer(**setting)
+        if setting:
+            names = ", ".join(setting)
+            raise ValueError(f"This optimizer is ready made: pass the function that makes it to set {names}.")
+        return self.optimizer
+
+    def start(self, setting: dict[str, Array], seed: Array) -> tuple[Params, Tree]:
+        params = self.model.init(jax.random.fold_in(jax.random.key(seed), 0))
+        return params, self.transformation(setting).init(params)
+
+    def step(self, setting: dict[str, Array], state: tuple[Params, Tree], batch: tuple[Array, Array]) -> tuple:
+        def batch_loss(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+            logits = self.model.apply(params, x)
+            return self.loss(logits, y).mean(), (logits.argmax(-1) == y).mean()
+
+        params, memory = state
+        results, gradient = jax.value_and_grad(batch_loss, has_aux=True)(params, *batch)
+        updates, memory = self.transformation(setting).update(gradient, memory, params)
+        return (optax.apply_updates(params, updates), memory), results
+
+    def epoch(self, state: Tree, number: Array, setting: dict[str, Array], seed: Array, data: Sequence[Array]) -> tuple:
+        x, y, *_ = data
+        order = self.order(seed, number, len(x))
+
+        def gather(rows: Array) -> tuple[Array, Array]:
+            return x[rows], y[rows]
+
+        if x.size <= COPY_AT_MOST:
+            return lax.scan(functools.partial(self.step, setting), state, gather(order))
+        return lax.scan(lambda state, rows: self.step(setting, state, gather(rows)), state, order)
+
+    def order(self, seed: Array, number: Array, examples: int) -> Array:
+        """Rows of the examples for each step of an epoch, (steps, batch)."""
+        order = jnp.arange(examples)
+        if self.shuffle:
+            key = jax.random.fold_in(jax.random.key(seed), 1)
+            order = _permutation(jax.random.fold_in(key, 0 if self.shuffle == "once" else number), examples)
+        return order[: examples // self.batch_size * self.batch_size].reshape(-1, self.batch_size)
+
+    def test(self, state: Tree, setting: dict[str, Array], seed: Array, data: Sequence[Array]) -> tuple[Array, Array]:
+        x_train, _, x_test, y_test = data
+        return evaluate(self.model, models.freeze(self.model, state[0], x_train), x_test, y_test, self.loss)
+
+
+_training = functools.lru_cache(maxsize=256)(_Training)  # the same object, so that what was compiled is found again
+_start = jax.jit(_Training.start, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _whole(
+    training: _Training, setting: dict[str, Array], seed: Array, epochs: Array, data: Sequence[Array]
+) -> tuple[Params, tuple]:
+    """A run from its beginning to its end; epochs (evaluations, epochs between them)."""
+    given = setting, seed, data
+    one_look = functools.partial(_scan, training.epoch, training.test)
+    (params, _), noted = lax.scan(
+        lambda state, some: one_look(state, some, given), _start(training, *given[:2]), epochs
+    )
+    return params, noted
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Task:
+    """What `fit` and its likes are asked for, checked."""
+
+    model: Model
+    dataset: Dataset
+    optimizer: Optimizer
+    batch_size: int
+    epochs: int
+    loss: str | Loss = "cross_entropy"
+    shuffle: bool | str = True
+    eval_every: int = 1
+
+    def __post_init__(self) -> None:
+        dataset, examples = self.dataset, len(self.dataset.x_train)
+        why = f"{dataset.name} has {examples} training examples."
+        checks.whole("batch_size", self.batch_size, high=examples, why=why)
+        checks.whole("epochs", self.epochs)
+        checks.whole("eval_every", self.eval_every, high=self.epochs)
+        if self.epochs % self.eval_every:
+            raise ValueError(
+                f"eval_every must divide epochs, but {self.epochs} is not a multiple of {self.eval_every}."
+            )
+        outputs = _outputs(self.model, dataset.x_train.shape[1:], dataset.x_train.dtype)
+        if outputs != len(dataset.classes):
+            raise ValueError(f"The model has {outputs} outputs, but {dataset.name} has {len(dataset.classes)} classes.")
+        if self.shuffle not in (True, False, "once"):
+            raise ValueError(f'shuffle must be True, False or "once", not {self.shuffle!r}.')
+        _loss(self.loss)
+
+    @classmethod
+    def split(cls, model: Model, dataset: Dataset, optimizer: Optimizer, options: dict) -> tuple[_Task, dict]:
+        """The task that `options` describe, and those that are the optimizer's."""
+        own = {field.name for field in dataclasses.fields(cls)} & options.keys()
+        rest = {name: value for name, value in options.items() if name not in own}
+        return cls(model, dataset, optimizer, **{name: options[name] for name in own}), rest
+
+    @property
+    def training(self) -> _Training:
+        return _training(self.model, self.optimizer, int(self.batch_size), _loss(self.loss), self.shuffle)
+
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        return self.dataset.x_train, self.dataset.y_train, self.dataset.x_test, self.dataset.y_test
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return len(self.dataset.x_train) // self.batch_size
+
+    def run(self, params: Params | None, losses: np.ndarray, accuracies: np.ndarray, tested: Sequence) -> Run:
+        looks = np.arange(1, len(tested[0]) + 1)
+        return Run(params, History(losses.ravel(), accuracies.ravel(), *tested, self.steps * self.eval_every * looks))
+
+    def runs(self, settings: Sequence[dict[str, Any]], keep_params: bool, progress: bool) -> list[Run]:
+        """`fit` for each setting, with its "seed", one a core."""
+        keys = [_seed(setting["seed"]) for setting in settings]
+        numbers = [{name: _number(name, v) for name, v in setting.items() if name != "seed"} for setting in settings]
+        data = jax.device_put(self.data)
+        epochs = np.arange(self.epochs).reshape(-1, self.eval_every)
+        shapes = tuple((array.shape, array.dtype.name) for array in data)
+        program = _executable(self.training, tuple(numbers[0]), epochs.shape, shapes)
+
+        def one(i: int) -> Run:
+            params, noted = program(numbers[i], keys[i], epochs, data)
+            params, ((losses, accuracies), tested) = jax.device_get((params if keep_params else None, noted))
+            return self.run(params, losses, accuracies, tested)
+
+        return _in_parallel(one, len(settings), _workers(program), progress)
 
 
 def fit(
@@ -91,31 +303,28 @@ def fit(
     parameters and the order of the examples: with `shuffle` True a new one in every epoch, with "once" the same one in
     every epoch; with False examples come as they are stored.
     Each epoch takes whole batches only: the last n mod batch_size examples of its order are left out.
+    With batch norm, tests use the training set's statistics (`models.freeze`); the parameters returned are as trained.
 
     Raises ValueError for settings that cannot work, and Diverged when the loss stops being finite: it names the step.
     """
-    program = _program(model, dataset, optimizer, batch_size, epochs, loss, shuffle, eval_every)
+    task = _Task(model, dataset, optimizer, batch_size, epochs, loss, shuffle, eval_every)
     setting = {name: _number(name, value) for name, value in hyperparameters.items()}
-    key, arrays = _seed(seed), jax.device_put(_arrays(dataset))
-    state, records = program.start(setting, key), []
-    for epoch in tqdm(range(0, epochs, eval_every), "training", delay=1, leave=False, disable=not progress):
-        state, record = program.advance(state, setting, key, epoch, arrays)
-        records.append(jax.device_get(record))
-        if not np.isfinite(records[-1].loss).all():
-            break
-    per_step = [np.concatenate(column) for column in zip(*(record[:2] for record in records), strict=True)]
-    per_test = [np.stack(column) for column in zip(*(record[2:4] for record in records), strict=True)]
-    steps = len(dataset.x_train) // batch_size
-    run = Run(state[0], History(*per_step, *per_test, steps * eval_every * np.arange(1, len(records) + 1)))
-    if (step := int(_first_bad(run.history.loss))) >= 0:
+    training, key, data = task.training, _seed(seed), jax.device_put(task.data)
+    state, records, tested = run(
+        training.epoch, _start(training, setting, key), np.arange(epochs), setting, key, data,
+        look=training.test, every=eval_every, stop=lambda records, _: not np.isfinite(records[0]).all(),
+        progress=progress,
+    )  # fmt: skip
+    result = task.run(state[0], *records, tested)
+    if (step := int(result.diverged_at)) >= 0:
         given = {**{name: f"{value:g}" for name, value in setting.items()}, "batch_size": batch_size, "seed": seed}
         raise Diverged(
-            f"The loss is {run.history.loss[step]} at step {step} (epoch {step // steps}) with "
+            f"The loss is {result.history.loss[step]} at step {step} (epoch {step // task.steps}) with "
             + ", ".join(f"{name}={value}" for name, value in given.items())
             + ". A smaller learning rate usually helps. This error's .run holds the run so far.",
-            run,
+            result,
         )
-    return run
+    return result
 
 
 def sweep(
@@ -123,97 +332,155 @@ def sweep(
     dataset: Dataset,
     optimizer: Callable[..., optax.GradientTransformation],
     *,
-    batch_size: int,
-    epochs: int,
     seed: int | Iterable[int] = range(5),
-    loss: str | Loss = "cross_entropy",
-    shuffle: bool | str = True,
-    eval_every: int = 1,
     keep_params: bool = False,
     progress: bool = True,
-    **grid: float | Sequence[float],
+    **options: Any,
 ) -> Sweep:
     """`fit` for every combination of the optimizer's arguments and seeds, as one compiled program.
 
-    Each argument of `optimizer` is a number or a sequence of numbers. Sequences become axes of the result, in the order
-    given; `seed` is the last axis. A run that diverges is marked in `diverged_at` and the others go on.
-    As many runs go side by side as there are cores, fewer if memory would not do. Raises ValueError for an empty grid.
+    `options` are those of `fit`; each argument of `optimizer` is a number or a sequence of numbers. Sequences become
+    axes of the result, in the order given; `seed` is the last axis. A run that diverges is marked in `diverged_at` and
+    the others go on. As many runs go side by side as there are cores, fewer if memory would not do. Raises ValueError
+    for an empty grid.
     """
-    given = {**grid, "seed": [seed] if np.ndim(seed) == 0 and not isinstance(seed, range) else list(seed)}
+    task, grid = _Task.split(model, dataset, optimizer, options)
+    axes, settings = _grid(grid | {"seed": [seed] if np.ndim(seed) == 0 else list(seed)})
+    runs = task.runs(settings, keep_params, progress)
+    stacked = _on_grid(axes, runs)
+    history = stacked.history._replace(evaluated_at=runs[0].history.evaluated_at)
+    return Sweep(axes, history, stacked.diverged_at, stacked.params)
+
+
+def _grid(given: dict[str, Any]) -> tuple[dict[str, tuple], list[dict[str, Any]]]:
+    """The axes, which are the sequences in what is given, and the settings at all their points, the last axis first."""
     axes = {name: tuple(np.ravel(values).tolist()) for name, values in given.items() if np.ndim(values) > 0}
     if empty := [name for name, values in axes.items() if not values]:
         raise ValueError(f"The grid is empty: give at least one value for {', '.join(empty)}.")
-    program = _program(model, dataset, optimizer, batch_size, epochs, loss, shuffle, eval_every)
-    settings = [given | dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
-    keys = [_seed(setting.pop("seed")) for setting in settings]
-    settings = [{name: _number(name, value) for name, value in setting.items()} for setting in settings]
-    arrays = jax.device_put(_arrays(dataset))
-    segments = np.arange(0, epochs, eval_every)
-    shapes = tuple((array.shape, array.dtype.name) for array in arrays)
-    run = _executable(program, tuple(settings[0]), len(segments), eval_every, shapes)
+    return axes, [given | dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
 
-    def one(i: int) -> tuple[Params | None, History]:
-        params, record = run(settings[i], keys[i], segments, arrays)
-        return jax.device_get((params if keep_params else None, record))
 
-    results: list[Any] = [None] * len(settings)
-    bar = tqdm(total=len(settings), desc="sweep", delay=1, leave=False, disable=not progress)
-    pool = ThreadPoolExecutor(_workers(run))
+def _on_grid(axes: dict[str, tuple], results: Sequence[Tree]) -> Tree:
+    """Results at the points of `_grid`, each leaf stacked along the axes."""
+    shape = tuple(map(len, axes.values()))
+    return jax.tree.map(lambda leaf: leaf.reshape(shape + leaf.shape[1:]), _stack(results))
+
+
+def _in_parallel(one: Callable[[int], Any], count: int, workers: int, progress: bool) -> list[Any]:
+    """[one(0), one(1), …], so many at a time."""
+    bar = tqdm(total=count, desc="sweep", delay=1, leave=False, disable=not progress)
+    pool = ThreadPoolExecutor(workers)
     try:
-        jobs = {pool.submit(one, i): i for i in range(len(settings))}
+        jobs = [pool.submit(one, i) for i in range(count)]
         for job in as_completed(jobs):
-            results[jobs[job]] = job.result()
+            job.result()
             bar.update()
+        return [job.result() for job in jobs]
     finally:  # an interrupted cell comes here too: what has not begun never does
         pool.shutdown(cancel_futures=True)
         bar.close()
 
-    shape = tuple(len(values) for values in axes.values())
-    params, history = jax.tree.map(lambda *leaves: np.stack(leaves).reshape(shape + leaves[0].shape), *results)
-    history = history._replace(evaluated_at=len(dataset.x_train) // batch_size * (segments + eval_every))
-    return Sweep(axes, history, _first_bad(history.loss), params)
+
+# Choosing a setting
 
 
 class Tuned(NamedTuple):
-    """An arm of a comparison: the grid on validation data, its best setting, and that setting on test data."""
+    """An arm of a comparison: what was tried on validation data, the best setting, and what it does on test data."""
 
-    setting: dict[str, float]  # of the highest mean validation accuracy at the end
-    validation: Sweep  # (*grid, tuning seeds)
-    test: Sweep  # (seeds,), trained on the same examples with other seeds
+    axes: dict[str, tuple]  # of the grid
+    setting: dict[str, Any]  # of the highest mean score
+    scores: np.ndarray  # (*grid, tuning seeds), NaN where a run failed
     at_edge: bool  # the best value is the first or last of its axis: the grid is too narrow to be fair
+    validation: Tree  # the results, stacked: (*grid, tuning seeds, …)
+    test: Tree  # (seeds, …), trained on the same examples with other seeds
+
+    @property
+    def failed(self) -> np.ndarray:
+        """(*grid, tuning seeds) of truth values."""
+        return np.isnan(self.scores)
+
+    def __str__(self) -> str:
+        chosen = ", ".join(f"{name} {value:g}" for name, value in self.setting.items())
+        edge, count = " (at the edge of the grid)" * self.at_edge, int(self.failed.sum())
+        return f"best {chosen}{edge}" + f"; {count} of {self.failed.size} runs failed" * (count > 0)
+
+
+def accuracy_at_end(result: Run) -> float:
+    """The last test accuracy of a run, NaN if it diverged."""
+    return result.history.test_accuracy[-1] if result.diverged_at < 0 else np.float32(np.nan)
 
 
 def tune(
+    trials: Callable[[Sequence[dict[str, Any]]], Sequence[Tree]],
+    *,
+    seeds: Iterable[int] = range(5),
+    tuning_seeds: int | Sequence[int] = 3,
+    score: Callable[[Tree], float] = accuracy_at_end,
+    worst: float = 0.0,
+    **grid: Any,
+) -> Tuned:
+    """Choose the setting of a grid with the best mean score on validation data, then test it with other seeds.
+
+    `trials(settings)` returns a result, a tree of numbers or arrays, for each setting: values by name, with "seed" and
+    "judged_on" ("validation" or "test"). `fits` makes one of a model and `each` one of any function. In `grid`,
+    sequences are axes, other values stay as they are. A score that is not finite is that of a run that failed: it
+    counts as `worst`. `tuning_seeds` says which they are, or how many after the last of `seeds`: luck in the choice
+    does not carry over. Raises ValueError for an empty grid.
+    """
+    seeds = list(seeds)
+    first = max(seeds) + 1
+    tuning_seeds = list(range(first, first + tuning_seeds) if isinstance(tuning_seeds, int) else tuning_seeds)
+    axes, settings = _grid(grid | {"seed": tuning_seeds})
+    results = trials([setting | {"judged_on": "validation"} for setting in settings])
+    scores = np.reshape([score(result) for result in results], [len(values) for values in axes.values()])
+    scores = np.where(np.isfinite(scores), scores, np.nan)
+    axes.pop("seed")
+    means = np.where(np.isnan(scores), np.asarray(worst, scores.dtype), scores).mean(-1)
+    best = np.unravel_index(means.argmax(), means.shape)
+    setting = {name: values[i] for (name, values), i in zip(axes.items(), best, strict=True)}
+    at_edge = any(i in (0, len(values) - 1) for values, i in zip(axes.values(), best, strict=True) if len(values) > 1)
+    tested = trials([grid | setting | {"seed": seed, "judged_on": "test"} for seed in seeds])
+    return Tuned(axes, setting, scores, at_edge, _on_grid(axes | {"seed": tuning_seeds}, results), _stack(tested))
+
+
+def each(trial: Callable[..., Tree]) -> Callable[[Sequence[dict[str, Any]]], list[Tree]]:
+    """For `tune`: trial(**setting, seed=…, judged_on=…) for each setting, one a core."""
+    return lambda settings: devices.side_by_side(lambda setting: trial(**setting), [(s,) for s in settings])
+
+
+def fits(
     model: Model,
     dataset: Dataset,
     optimizer: Callable[..., optax.GradientTransformation],
     *,
-    seed: Iterable[int] = range(5),
-    tuning_seeds: int = 3,
+    keep_params: bool = False,
+    progress: bool = True,
     **options: Any,
-) -> Tuned:
-    """Choose among the settings of a grid on a quarter of the training data held out, then test the best one.
+) -> Callable[[Sequence[dict[str, Any]]], list[Run]]:
+    """For `tune`: `fit` with these `options` and each setting of the optimizer, one a core.
 
-    `options` are those of `sweep`. A run that diverged counts as accuracy 0. The test runs have seeds of their own, so
-    luck in the choice does not carry over, and the same shapes where the validation and test sets are equally large, so
-    nothing is compiled again.
+    A quarter of the training data is held out for validation, and in the tests, too: both train on the same examples.
+    Where validation and test set are equally large, nothing is compiled again.
     """
     held_out = validation_split(dataset, fraction=0.25)
-    report = dataclasses.replace(held_out, x_test=dataset.x_test, y_test=dataset.y_test)
-    first = max(seeds := list(seed)) + 1
-    validation = sweep(model, held_out, optimizer, seed=range(first, first + tuning_seeds), **options)
-    grid = {name: values for name, values in validation.axes.items() if name != "seed"}
-    accuracy = np.where(validation.diverged_at < 0, validation.history.test_accuracy[..., -1], 0).mean(-1)
-    best = np.unravel_index(accuracy.argmax(), accuracy.shape)
-    setting = {name: values[i] for (name, values), i in zip(grid.items(), best, strict=True)}
-    at_edge = any(i in (0, len(values) - 1) for values, i in zip(grid.values(), best, strict=True) if len(values) > 1)
-    return Tuned(setting, validation, sweep(model, report, optimizer, seed=seeds, **(options | setting)), at_edge)
+    judged = dataclasses.replace(held_out, x_test=dataset.x_test, y_test=dataset.y_test)
+    tasks = {on: _Task(model, half, optimizer, **options) for on, half in (("validation", held_out), ("test", judged))}
+
+    def trials(settings: Sequence[dict[str, Any]]) -> list[Run]:
+        (on,) = {setting["judged_on"] for setting in settings}
+        plain = [{name: value for name, value in setting.items() if name != "judged_on"} for setting in settings]
+        return tasks[on].runs(plain, keep_params, progress)
+
+    return trials
 
 
 def evaluate(
     model: Model, params: Params, x: Array, y: Array, loss: str | Loss = "cross_entropy"
 ) -> tuple[Array, Array]:
-    """Mean loss and accuracy (a fraction) of `model` on examples x with labels y, in pieces of at most 500."""
+    """Mean loss and accuracy (a fraction) of `model` on examples x with labels y, in pieces of at most 500.
+
+    With batch norm, `models.freeze` the parameters before, or each piece is normalised by itself.
+    """
     count = -(-len(x) // 500)
     size = -(-len(x) // count)
     last = len(x) - size  # the last piece may overlap the one before: all pieces have one shape
@@ -225,39 +492,6 @@ def evaluate(
     return _loss(loss)(logits, y).mean(), (logits.argmax(-1) == y).mean()
 
 
-class _Program(NamedTuple):
-    """The jitted parts of a training run; all take hyperparameters and seed as inputs."""
-
-    start: Callable[..., Any]
-    advance: Callable[..., Any]
-    whole: Callable[..., Any]
-
-
-def _program(
-    model: Model,
-    dataset: Dataset,
-    optimizer: Optimizer,
-    batch_size: int,
-    epochs: int,
-    loss: str | Loss,
-    shuffle: bool | str,
-    eval_every: int,
-) -> _Program:
-    """Check what was asked and find its program."""
-    examples = len(dataset.x_train)
-    checks.whole("batch_size", batch_size, high=examples, why=f"{dataset.name} has {examples} training examples.")
-    checks.whole("epochs", epochs)
-    checks.whole("eval_every", eval_every, high=epochs)
-    if epochs % eval_every:
-        raise ValueError(f"eval_every must divide epochs, but {epochs} is not a multiple of {eval_every}.")
-    outputs = _outputs(model, dataset.x_train.shape[1:], dataset.x_train.dtype)
-    if outputs != len(dataset.classes):
-        raise ValueError(f"The model has {outputs} outputs, but {dataset.name} has {len(dataset.classes)} classes.")
-    if shuffle not in (True, False, "once"):
-        raise ValueError(f'shuffle must be True, False or "once", not {shuffle!r}.')
-    return _compile(model, optimizer, _loss(loss), int(batch_size), shuffle, int(eval_every))
-
-
 @functools.lru_cache(maxsize=256)
 def _outputs(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> int:
     one = jax.ShapeDtypeStruct((1, *shape), dtype)
@@ -265,73 +499,11 @@ def _outputs(model: Model, shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(
-    model: Model, optimizer: Optimizer, loss: Loss, batch_size: int, shuffle: bool | str, eval_every: int
-) -> _Program:
-    def transformation(setting: dict[str, Array]) -> optax.GradientTransformation:
-        if not isinstance(optimizer, optax.GradientTransformation):
-            return optimizer(**setting)
-        if setting:
-            raise ValueError(
-                f"This optimizer is ready made: pass the function that makes it to set {', '.join(setting)}."
-            )
-        return optimizer
-
-    def start(setting: dict[str, Array], seed: Array) -> tuple[Params, Any]:
-        params = model.init(jax.random.fold_in(jax.random.key(seed), 0))
-        return params, transformation(setting).init(params)
-
-    def batch_loss(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-        logits = model.apply(params, x)
-        return loss(logits, y).mean(), (logits.argmax(-1) == y).mean()
-
-    def advance(state: Any, setting: dict[str, Array], seed: Array, epoch: Array, arrays: Any) -> tuple[Any, History]:
-        x_train, y_train, x_test, y_test = arrays
-        update, examples = transformation(setting).update, len(x_train)
-        order_key = jax.random.fold_in(jax.random.key(seed), 1)
-
-        def gather(order: Array) -> tuple[Array, Array]:
-            return x_train[order], y_train[order]
-
-        copy_whole = x_train.size <= COPY_AT_MOST
-
-        def step(state: Any, batch: Any) -> tuple[Any, tuple[Array, Array]]:
-            params, memory = state
-            x, y = batch if copy_whole else gather(batch)
-            results, gradient = jax.value_and_grad(batch_loss, has_aux=True)(params, x, y)
-            updates, memory = update(gradient, memory, params)
-            return (optax.apply_updates(params, updates), memory), results
-
-        def one_epoch(state: Any, number: Array) -> tuple[Any, tuple[Array, Array]]:
-            order = jnp.arange(examples)
-            if shuffle:
-                which = 0 if shuffle == "once" else number
-                order = _permutation(jax.random.fold_in(order_key, which), examples)
-            order = order[: examples // batch_size * batch_size].reshape(-1, batch_size)
-            return lax.scan(step, state, gather(order) if copy_whole else order)
-
-        state, (losses, accuracies) = lax.scan(one_epoch, state, epoch + jnp.arange(eval_every))
-        tested = evaluate(model, state[0], x_test, y_test, loss)
-        return state, History(losses.ravel(), accuracies.ravel(), *tested, None)
-
-    def whole(setting: dict[str, Array], seed: Array, segments: Array, arrays: Any) -> tuple[Params, History]:
-        state, record = lax.scan(
-            lambda state, epoch: advance(state, setting, seed, epoch, arrays), start(setting, seed), segments
-        )
-        return state[0], record._replace(loss=record.loss.ravel(), accuracy=record.accuracy.ravel())
-
-    return _Program(jax.jit(start), jax.jit(advance), jax.jit(whole))
-
-
-@functools.lru_cache(maxsize=256)
-def _executable(
-    program: _Program, names: tuple[str, ...], segments: int, eval_every: int, shapes: tuple
-) -> jax.stages.Compiled:
-    """`program.whole` compiled ahead for arguments of these shapes: one of these serves every grid and seed."""
+def _executable(training: _Training, names: tuple[str, ...], epochs: tuple[int, int], shapes: tuple) -> Any:
+    """`_whole` compiled ahead for arguments of these shapes: one of these serves every grid and seed."""
     setting = {name: jax.ShapeDtypeStruct((), np.float32) for name in names}
-    arrays = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
-    epochs = np.arange(segments) * eval_every
-    return program.whole.lower(setting, _seed(0), epochs, arrays).compile()
+    data = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
+    return _whole.lower(training, setting, _seed(0), np.zeros(epochs, int), data).compile()
 
 
 def _permutation(key: Array, count: int) -> Array:
@@ -354,10 +526,6 @@ def _workers(run: jax.stages.Compiled) -> int:
     return max(1, min(devices.cores(), devices.memory().available // 2 // each))
 
 
-def _arrays(dataset: Dataset) -> tuple[np.ndarray, ...]:
-    return dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
-
-
 def _loss(loss: str | Loss) -> Loss:
     return LOSSES[checks.known("loss", loss, LOSSES)] if isinstance(loss, str) else loss
 
@@ -372,9 +540,3 @@ def _number(name: str, value: float) -> np.float32:
 
 def _seed(seed: int) -> np.uint32:
     return np.uint32(checks.whole("seed", seed, low=0, high=2**32 - 1))
-
-
-def _first_bad(loss: np.ndarray) -> np.ndarray:
-    """Index along the last axis of the first loss that is not finite, or -1."""
-    bad = ~np.isfinite(loss)
-    return np.where(bad.any(-1), bad.argmax(-1), -1)

@@ -157,7 +157,7 @@ def _ends(control: Widget) -> list[Any]:
     return [False, True] if isinstance(control.value, bool) else [control.min, control.max]
 
 
-class Stopped(Exception):
+class RunStopped(Exception):
     """The reader stopped a run."""
 
 
@@ -173,7 +173,7 @@ def record_button(chosen: Experiment, folder: Path | None = None) -> None:
     def tell(done: int, planned: int) -> None:
         status.value = f'<p role="status">{done:,} of {planned:,} trials planned so far</p>'
         if stop.is_set():
-            raise Stopped
+            raise RunStopped
 
     def work() -> None:
         with running:
@@ -181,7 +181,7 @@ def record_button(chosen: Experiment, folder: Path | None = None) -> None:
             try:
                 records.execute(chosen, folder, tell)
                 text = "Done. Run the notebook again to see the new record."
-            except Stopped:
+            except RunStopped:
                 text = "Stopped. The button goes on from here."
             except Exception as error:  # in a thread it would vanish without a trace
                 text = f"It failed: {type(error).__name__}: {error}"

@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from dlscale.lab import checks
-from dlscale.lab.models import Model, Params
+from dlscale.lab.models import Layer, Model, Params
 
 Tree = Any  # a pytree of arrays
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000  # bit patterns of float32, as int32
@@ -433,17 +433,24 @@ def _with_policy(model: Model, policy: Policy) -> Model:
     def init(key: Array) -> Params:
         return cast(model.init(key), policy.parameters)
 
-    def apply(params: Params, x: Array) -> Array:
-        x = cast(x, policy.compute)
-        logits = model.apply(cast(params, policy.compute), x)
-        if logits.dtype != x.dtype:
-            raise ValueError(
-                f"This model computes in {logits.dtype} when its inputs are {x.dtype}. "
-                "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
-            )
-        return cast(logits, policy.output)
+    def within(number: int, layer: Layer) -> Layer:
+        def prepared(own: Params, x: Array) -> tuple[Params, Array]:
+            return cast(own, policy.compute), x if number else cast(x, policy.compute)
 
-    return Model(init, apply)
+        def compute(own: Params, x: Array) -> Array:
+            own, x = prepared(own, x)
+            y = layer(own, x)
+            if y.dtype != x.dtype:
+                raise ValueError(
+                    f"This model computes in {y.dtype} when its inputs are {x.dtype}. "
+                    "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
+                )
+            return y if number < len(model.layers) - 1 else cast(y, policy.output)
+
+        return Layer(compute, measure=layer.measure and (lambda own, x: layer.measure(*prepared(own, x))))
+
+    layers = {name: within(i, layer) for i, (name, layer) in enumerate(model.layers.items())}
+    return Model(init, layers)
 
 
 class LossScaleState(NamedTuple):
@@ -461,8 +468,8 @@ def dynamic_loss_scale(
     """Unscale gradients of a scaled loss in float32, and skip steps where one is not finite (Micikevicius et al. 2017,
     arXiv:1710.03740, §3.2): the scale is then divided by `factor`, and multiplied by it after `period` good steps.
 
-    The loss must be multiplied by `scale_of(state)`, with the state before the update. With powers of two no
-    bit of a float32 gradient changes by scaling and unscaling, as long as nothing over- or underflows.
+    With the factor 1 it stays. The loss must be multiplied by `scale_of(state)`, with the state before the update. With
+    powers of two no bit of a float32 gradient changes by scaling and unscaling, as long as nothing over- or underflows.
     Raises ValueError for an initial scale that is not positive and finite, a factor below 1 and a period below 1.
     """
     if not isinstance(initial, Array) and checks.finite("initial", initial) == 0:
@@ -488,57 +495,10 @@ def dynamic_loss_scale(
     return optax.GradientTransformation(init, update)
 
 
-def loss_scale(optimizer: optax.GradientTransformation, scale: float) -> optax.GradientTransformation:
-    """`dynamic_loss_scale` with a scale that never changes: steps whose gradients are not finite are still skipped."""
-    return dynamic_loss_scale(optimizer, initial=scale, factor=1.0)
-
-
 def scale_of(state: Tree) -> Array:
     """The number by which to multiply the loss, found in an optimizer's state. Raises ValueError if there is none."""
     leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LossScaleState))
     scales = [leaf.scale for leaf in leaves if isinstance(leaf, LossScaleState)]
     if not scales:
-        raise ValueError("This state has no loss scale: wrap the optimizer in loss_scale or dynamic_loss_scale.")
+        raise ValueError("This state has no loss scale: wrap the optimizer in dynamic_loss_scale.")
     return scales[0]
-
-
-class StoredState(NamedTuple):
-    """The state of `stored_in` around that of an optimizer."""
-
-    count: Array  # () int32, steps so far
-    master: Params | None  # the float32 copy
-    inner: Tree
-
-
-def stored_in(
-    optimizer: optax.GradientTransformation,
-    format: Format,
-    master_weights: bool = True,
-    rounding: str = "nearest",
-    seed: int = 0,
-) -> optax.GradientTransformation:
-    """Train parameters that are kept in `format`: after each step they are rounded to it.
-
-    With `master_weights` the optimizer's steps add up in a float32 copy (Micikevicius et al. 2017, §3.1); without, what
-    is less than half the distance between neighbours is lost at each step, unless `rounding` is "stochastic" (Gupta et
-    al. 2015). The optimizer itself works in float32. Raises ValueError for unknown formats and roundings.
-    """
-    _known(format), checks.known("rounding", rounding, ROUNDINGS)
-
-    def init(params: Params) -> StoredState:
-        wide = cast(params, "float32")
-        return StoredState(jnp.int32(0), wide if master_weights else None, optimizer.init(wide))
-
-    def update(gradients: Tree, state: StoredState, params: Params) -> tuple[Tree, StoredState]:
-        params = cast(params, "float32")
-        wide = state.master if master_weights else params
-        updates, inner = optimizer.update(cast(gradients, "float32"), state.inner, wide)
-        wide = optax.apply_updates(wide, updates)
-        leaves, tree = jax.tree.flatten(wide)
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.count), len(leaves))
-        stored = [quantize(leaf, format, rounding, key) for leaf, key in zip(leaves, keys, strict=True)]
-        # adding this difference gives `stored`, unless a step makes a number 2^(23 - mantissa_bits) times smaller
-        updates = jax.tree.map(jnp.subtract, tree.unflatten(stored), params)
-        return updates, StoredState(state.count + 1, wide if master_weights else None, inner)
-
-    return optax.GradientTransformation(init, update)

@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from dlscale.course.records import Experiment, Run
+from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.precision import Fixed, FixedLayout, quantize
@@ -54,14 +55,10 @@ _output.defvjp(
 
 
 def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -> Array:
-    """LeNet as in `models.lenet`, with `output` applied to what each layer computes."""
-    for name in ("conv1", "conv2"):
-        x = models.max_pool(models.conv2d(x, params[name]["w"], padding="VALID")) + params[name]["b"]
-        x = jax.nn.relu(output(x))
-    x = x.reshape(len(x), -1)
-    for name in ("dense1", "dense2"):
-        x = jax.nn.relu(output(x @ params[name]["w"] + params[name]["b"]))
-    return output(x @ params["output"]["w"] + params["output"]["b"])
+    """LeNet, with `output` applied to what each layer computes."""
+    for name, layer in models.lenet().layers.items():
+        x = layer.activation(output(layer.compute(params[name], x)))
+    return x
 
 
 @functools.partial(jax.jit, static_argnames="rounding")
@@ -105,15 +102,18 @@ def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, ju
     return {"accuracy": 100 * float(_accuracy(params, images.x_test, images.y_test))}
 
 
-def plan(run: Run) -> None:
+def plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on validation images; then the test images with other seeds."""
     for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS), (14, "none")]:
         setting = dict(zip(("fraction_bits", "rounding"), arm, strict=True))
-        tuning = itertools.product(RATES, TUNING_SEEDS)
-        measures = run([{**setting, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
-        means = np.reshape([measured["accuracy"] for measured in measures], (len(RATES), -1)).mean(1)
-        best = RATES[int(means.argmax())]
-        run([{**setting, "learning_rate": best, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+        train.tune(
+            run,
+            **setting,
+            learning_rate=RATES,
+            tuning_seeds=TUNING_SEEDS,
+            seeds=TEST_SEEDS,
+            score=itemgetter("accuracy"),
+        )
 
 
 LENET = Experiment(

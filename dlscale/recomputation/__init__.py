@@ -8,19 +8,16 @@ bytes, costs in any unit (the library counts floating-point operations), both pe
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
-from dlscale.lab import checks
+from dlscale.lab import checks, program
 
 Items = tuple[Any, ...]  # layer numbers and, for what is forgotten, Items
 LayerFunction = Callable[[Any, Array], Array]
@@ -28,9 +25,6 @@ LayerFunction = Callable[[Any, Array], Array]
 # The CPU compiler merges what is computed again with what was computed first, which keeps it in memory after all,
 # unless this pass is off. Elsewhere it is off already where it matters.
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-
-
-CHECKPOINTS = ("remat2", "checkpoint")  # the names of `jax.checkpoint` in a program
 
 
 class Layer(NamedTuple):
@@ -398,7 +392,7 @@ def jit(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 def peak(f: Callable[..., Array], *args: Any) -> int:
     """Bytes that the gradient of a scalar `f` takes beside arguments and results. Compiles, runs nothing."""
-    return _work(jax.grad(f), *args)
+    return program.temporary_bytes(jax.grad(f), *args, compiler_options=COMPILER_OPTIONS)
 
 
 def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) -> Chain:
@@ -417,17 +411,18 @@ def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) ->
             known[key] = _profile(layer, p, x, out), out
         made, x = known[key]
         chain.append(made)
-    return Chain(_bytes(first), tuple(chain))
+    return Chain(program.nbytes(first), tuple(chain))
 
 
 def _profile(layer: LayerFunction, p: Any, x: Any, out: Any) -> Layer:
     def back(p: Any, x: Array, g: Array) -> Any:
         return jax.vjp(layer, p, x)[1](g)
 
-    output, forward = _bytes(out), _flops(layer, p, x)
-    saved = output + _kept(layer, p, x)
-    backward_work = max(_work(back, p, x, out) - saved, 0)
-    return Layer(output, saved, forward, _flops(back, p, x, out) - forward, _work(layer, p, x), backward_work)
+    output, forward = program.nbytes(out), program.flops(layer, p, x)
+    saved = output + program.kept_bytes(layer, p, x)
+    work = functools.partial(program.temporary_bytes, compiler_options=COMPILER_OPTIONS)
+    backward, backward_work = program.flops(back, p, x, out) - forward, max(work(back, p, x, out) - saved, 0)
+    return Layer(output, saved, forward, backward, work(layer, p, x), backward_work)
 
 
 class Account(NamedTuple):
@@ -441,51 +436,10 @@ class Account(NamedTuple):
 
 def account(f: Callable[..., Array], *args: Any) -> Account:
     """Count what value and gradient of a scalar `f` keep and compute again; nothing is computed."""
-    saving = jax.extend.core.jaxpr_as_fun(_saving(jax.make_jaxpr(f)(*args)))
-    least = _flops(jax.value_and_grad(lambda *args: saving(*jax.tree.leaves(args))[0]), *args)
-    gradient = _flops(jax.value_and_grad(f), *args)
-    return Account(_kept(f, *args), _flops(f, *args), gradient, gradient - least)
-
-
-def _saving(part: Any) -> Any:
-    """A program whose checkpoints forget nothing."""
-    if isinstance(part, ClosedJaxpr):
-        return ClosedJaxpr(_saving(part.jaxpr), part.consts)
-    if not isinstance(part, Jaxpr):
-        return part
-    equations = []
-    for equation in part.eqns:
-        params = {name: _saving(value) for name, value in equation.params.items()}
-        if equation.primitive.name in CHECKPOINTS:
-            params["policy"] = jax.checkpoint_policies.everything_saveable
-        equations.append(equation.replace(params=params))
-    return part.replace(eqns=equations)
-
-
-def _kept(f: Callable[..., Any], *args: Any) -> int:
-    """Bytes that the gradient of f needs beside f's arguments, its result and constants."""
-    program = jax.make_jaxpr(lambda *args: jax.vjp(f, *args))(*args).jaxpr
-    constant = {e.outvars[0] for e in program.eqns if all(isinstance(v, Literal) for v in e.invars)}
-    same: dict[Any, Any] = {}  # a reshaped array is the old one, seen in another way
-    for e in program.eqns:
-        if e.primitive.name == "reshape" and isinstance(e.invars[0], Var):
-            same[e.outvars[0]] = same.get(e.invars[0], e.invars[0])
-    result, *residuals = (same.get(v, v) for v in program.outvars if isinstance(v, Var))
-    free = {*program.invars, *program.constvars, *constant, result}
-    return sum(_bytes(v.aval) for v in set(residuals) - free)
-
-
-def _flops(f: Callable[..., Any], *args: Any) -> float:
-    return float(jax.jit(f).lower(*args).cost_analysis()["flops"])
-
-
-def _work(f: Callable[..., Any], *args: Any) -> int:
-    """Bytes that the compiled program takes beside its arguments and results."""
-    return jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
-
-
-def _bytes(array: Any) -> int:
-    return math.prod(array.shape) * array.dtype.itemsize
+    saving = program.forgetting_nothing(f, *args)
+    least = program.flops(jax.value_and_grad(lambda *args: saving(*jax.tree.leaves(args))[0]), *args)
+    gradient = program.flops(jax.value_and_grad(f), *args)
+    return Account(program.kept_bytes(f, *args), program.flops(f, *args), gradient, gradient - least)
 
 
 def _one_array(number: int, out: Any) -> None:

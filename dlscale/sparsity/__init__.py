@@ -198,33 +198,6 @@ def gradual(density: optax.Schedule, every: int, **options: Any) -> MaskUpdate:
     return update
 
 
-def gradual_threshold(quantile: float, start: int, ramp: int, end: int, every: int) -> MaskUpdate:
-    """Prune what lies below a rising threshold (Narang et al. 2017, arXiv:1704.05119, Algorithm 1), for `masked`.
-
-    The threshold rises every `every` steps from `start` to `end`, from `ramp` on 1.5 times as fast, to about
-    `quantile`: their choice is the 90 % quantile of a dense net's magnitudes, for a density near 10 %.
-    Raises ValueError for steps out of order and a quantile that is not above 0.
-    """
-    if not 0 <= start < ramp < end:
-        raise ValueError(f"start < ramp < end must hold, not {start}, {ramp}, {end}.")
-    if checks.finite("quantile", quantile) <= 0:
-        raise ValueError(f"quantile must be above 0, not {quantile!r}.")
-    checks.whole("every", every)
-    slope = 2 * quantile * every / (2 * (ramp - start) + 3 * (end - ramp))
-
-    def update(step: Array, params: Tree, present: Tree, gradient: Tree) -> Tree:
-        risen = jnp.clip(step - start + 1, 0, ramp - start + 1) + 1.5 * jnp.clip(step - ramp + 1, 0)
-        threshold = slope * risen / every
-        now = (step > start) & (step < end) & (step % every == 0)
-
-        def prune(w: Array, kept: Array) -> Array:
-            return kept if w.ndim < 2 else jnp.where(now & (jnp.abs(w) < threshold), 0.0, kept)
-
-        return jax.tree.map(prune, params, present)
-
-    return update
-
-
 # Storing them
 
 
@@ -292,30 +265,6 @@ def encode(
     return Encoded(np.concatenate(parts), weights.shape, encoding, sides, index_bits, dtype)
 
 
-def decode(encoded: Encoded) -> np.ndarray:
-    """The weights that `encode` was given, from its bits."""
-    payload, shape, encoding, sides, index_bits, dtype = encoded
-    grid, size = tuple(n // side for n, side in zip(shape, sides, strict=True)), math.prod(sides)
-    columns, value_bits = grid[-1], size * np.dtype(dtype).itemsize * 8
-    flat = np.zeros((math.prod(grid), size), dtype)
-    if encoding == "dense":
-        at, rest = np.arange(len(flat)), payload
-    elif encoding == "bitmap":
-        at, rest = np.flatnonzero(payload[: len(flat)]), payload[len(flat) :]
-    elif encoding == "csr":
-        pointers = (len(flat) // columns + 1) * POINTER_BITS
-        starts, rest = _read_integers(payload[:pointers], POINTER_BITS), payload[pointers:]
-        row = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        at = row * columns + _read_integers(rest[: len(row) * index_bits], index_bits)
-        rest = rest[len(row) * index_bits :]
-    else:
-        count = len(payload) // (index_bits + value_bits)
-        at = np.cumsum(_read_integers(payload[: count * index_bits], index_bits) + 1) - 1
-        rest = payload[count * index_bits :]
-    flat[at] = np.packbits(rest).view(dtype).reshape(-1, size)
-    return _ungrouped(flat.reshape(*grid, size), sides)
-
-
 def stored_bits(mask: Tree, encoding: str = "relative", **options: Any) -> int:
     """Bits that the weights under a mask take, counted on the encoding that is really made; `options`: see `encode`.
 
@@ -337,7 +286,3 @@ def _values(groups: np.ndarray) -> np.ndarray:
 def _integers(numbers: ArrayLike, bits: int) -> np.ndarray:
     """Each number in `bits` bits, the highest first."""
     return (np.asarray(numbers, np.int64)[:, None] >> np.arange(bits)[::-1] & 1).astype(np.uint8).ravel()
-
-
-def _read_integers(payload: np.ndarray, bits: int) -> np.ndarray:
-    return payload.reshape(-1, bits).astype(np.int64) @ (1 << np.arange(bits, dtype=np.int64)[::-1])

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,8 @@ import optax
 from jax import Array
 
 from dlscale import sparsity
-from dlscale.course.records import Experiment, Run
-from dlscale.lab import data, models
+from dlscale.course.records import Experiment, RunTrials
+from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
 
@@ -68,8 +69,8 @@ DENSE_RATE, CONV_BATCH, CONV_EPOCHS = 0.05, 50, 2
 @functools.cache
 def _images() -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """MNIST at half the resolution."""
-    train, judged = _halves("mnist")
-    return train, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
+    examples, judged = _halves("mnist")
+    return examples, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
 
 
 def _pooled(x: np.ndarray) -> np.ndarray:
@@ -81,22 +82,16 @@ def _pooled(x: np.ndarray) -> np.ndarray:
 def _conv_net() -> Model:
     """Three 3×3 convolutions with ReLU, the first two max-pooled, and a dense layer: 14×14 images, ten classes."""
     shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
+    layers = {"conv1": models.conv(pool=True), "conv2": models.conv(pool=True), "conv3": models.conv()}
 
     def init(key: Array) -> Params:
-        keys = jax.random.split(key, len(shapes))
         params = {}
-        for (name, shape), k in zip(shapes.items(), keys, strict=True):
+        for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
             deviation = math.sqrt((1 if name == "output" else 2) / math.prod(shape[:-1]))
             params[name] = {"w": deviation * jax.random.normal(k, shape), "b": jnp.zeros(shape[-1])}
         return params
 
-    def apply(params: Params, x: Array) -> Array:
-        for name in ("conv1", "conv2", "conv3"):
-            x = models.conv2d(x, params[name]["w"])
-            x = jax.nn.relu((x if name == "conv3" else models.max_pool(x)) + params[name]["b"])
-        return x.reshape(len(x), -1) @ params["output"]["w"] + params["output"]["b"]
-
-    return Model(init, apply)
+    return Model(init, layers | {"output": models.dense()})
 
 
 @jax.jit
@@ -107,9 +102,9 @@ def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Arra
 
 
 def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> Params:
-    train, _ = _images()
-    order = _order(seed, len(train.x_train), CONV_BATCH, CONV_EPOCHS)
-    return _train_conv(params, mask, np.float32(rate), order, _pooled(train.x_train), train.y_train)
+    examples, _ = _images()
+    order = _order(seed, len(examples.x_train), CONV_BATCH, CONV_EPOCHS)
+    return _train_conv(params, mask, np.float32(rate), order, _pooled(examples.x_train), examples.y_train)
 
 
 @functools.cache
@@ -150,19 +145,15 @@ def granularity_trial(
     return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size}
 
 
-def granularity_plan(run: Run) -> None:
+def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
     arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
     for granularity, density in arms:
-        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, {"granularity": granularity, "density": density})
+        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, granularity=granularity, density=density)
 
 
-def _tuned(run: Run, rates: Sequence[float], seeds: Sequence[int], arm: dict[str, float | str]) -> None:
-    tuning = itertools.product(rates, seeds)
-    measures = run([{**arm, "learning_rate": r, "seed": seed, "judged_on": "validation"} for r, seed in tuning])
-    means = np.reshape([measured["accuracy"] for measured in measures], (len(rates), -1)).mean(1)
-    best = rates[int(means.argmax())]
-    run([{**arm, "learning_rate": best, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+def _tuned(run: RunTrials, rates: Sequence[float], seeds: Sequence[int], **arm: float | str) -> None:
+    train.tune(run, **arm, learning_rate=rates, tuning_seeds=seeds, seeds=TEST_SEEDS, score=itemgetter("accuracy"))
 
 
 # Recurrent nets: gated recurrent units over the 40 values of MNIST-1D, two at a time
@@ -208,22 +199,24 @@ def _train_recurrent(
 
 def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains."""
-    train, judged = _halves("mnist1d_fresh")
+    examples, judged = _halves("mnist1d_fresh")
     params = _initial(hidden, seed)
-    order = _order(seed, len(train.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
-    x = train.x_train.reshape(-1, 20, 2)
-    params = _train_recurrent(hidden, params, np.float32(density), np.float32(learning_rate), order, x, train.y_train)
+    order = _order(seed, len(examples.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
+    x = examples.x_train.reshape(-1, 20, 2)
+    params = _train_recurrent(
+        hidden, params, np.float32(density), np.float32(learning_rate), order, x, examples.y_train
+    )
     x, y = judged[judged_on]
     left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
     accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
     return {"accuracy": accuracy, "weights": left}
 
 
-def recurrent_plan(run: Run) -> None:
+def recurrent_plan(run: RunTrials) -> None:
     """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
-        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, {"hidden": hidden, "density": density})
+        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, hidden=hidden, density=density)
 
 
 GRANULARITY = Experiment(

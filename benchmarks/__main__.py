@@ -1,0 +1,111 @@
+"""Time the notebooks, and what they are made of beside what a user would pick instead: `make bench`.
+
+One table, and the same as JSON in benchmarks/results.json. Each benchmark runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks.timing import Row
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import lab  # noqa: E402  tests/lab.py
+
+BENCHMARKS = ("calibration", "cold_start", "slider_latency", "train_speed", "landscape_speed", "quantize_speed")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--json", type=Path, default=HERE / "results.json", help="default: %(default)s")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process, without a table
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(BENCHMARKS):
+        parser.error(f"There is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}.")
+    if options.here:
+        rows = importlib.import_module(f"benchmarks.{options.names[0]}").run()
+        options.json.write_text(json.dumps([row._asdict() for row in rows]), encoding="utf-8")
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            results = {name: in_child(name, Path(folder)) for name in options.names or BENCHMARKS}
+    except KeyboardInterrupt:
+        print("\nStopped: all that was started has ended.", file=sys.stderr)
+        return 130
+    options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    table(results)
+    print(f"\nAlso in {options.json}")
+    return int(any("failed" in result for result in results.values()))
+
+
+def in_child(name: str, folder: Path) -> dict[str, object]:
+    """Run one benchmark in a session of its own; return its `rows`, or why it `failed`, and its `seconds`.
+
+    What it leaves is in `folder`, also the programs that cold_start compiled, which slider_latency finds there.
+    """
+    print(f"{name} … ", end="", file=sys.stderr, flush=True)
+    start, file = time.perf_counter(), folder / f"{name}.json"
+    command = [sys.executable, "-m", "benchmarks", "--here", name, f"--json={file}"]
+    environment = os.environ | lab.keep_programs(folder / "programs") | {"TMPDIR": str(folder)}
+    child = subprocess.Popen(
+        command, cwd=HERE.parent, env=environment, start_new_session=True, text=True, encoding="utf-8",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        error = child.communicate()[1]
+    finally:
+        end_children()
+    seconds = round(time.perf_counter() - start, 1)
+    print(f"{seconds} s", file=sys.stderr)
+    if child.returncode:
+        last = (error.strip().splitlines() or [f"ended with {child.returncode}"])[-1]
+        return {"seconds": seconds, "failed": last}
+    return {"seconds": seconds, "rows": json.loads(file.read_text(encoding="utf-8"))}
+
+
+def end_children() -> None:
+    """End all that this process started, in turn: kernels and browsers are in sessions of their own."""
+    family = psutil.Process().children(recursive=True)
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(family)
+
+
+def table(results: dict[str, dict]) -> None:
+    """Print all rows, and below them the notes."""
+    notes, task = [], None
+    print(f"{'':48} {'median':>14} {'range':>22} {'ratio':>8}")
+    for name, result in results.items():
+        if "failed" in result:
+            notes.append(f"{name} failed: {result['failed']}")
+        for row in (Row(**fields) for fields in result.get("rows", ())):
+            if row.task != task:
+                print(f"\n{row.task}")
+            task, ratio = row.task, "" if row.ratio is None else f"{row.ratio:.2f}"
+            between = "" if row.low == row.high else f"{row.low:.4g} to {row.high:.4g}"
+            print(f"  {row.candidate:46} {f'{row.median:.4g} {row.unit}':>14} {between:>22} {ratio:>8}")
+            if row.note:
+                notes.append(f"{row.task.partition(',')[0]}, {row.candidate}: {row.note}")
+    if notes:
+        print("", *notes, sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

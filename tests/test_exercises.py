@@ -1,0 +1,159 @@
+"""Exercises: the engine, whatever an answer is, and those of the course with their reference solutions."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import math
+import re
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dlscale.__main__ as commands
+from dlscale.course.exercises import Exercise, compare, shorten
+
+EACH = pytest.mark.parametrize(
+    "path", sorted((commands.ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+
+
+def reference(exercise: Exercise) -> object:
+    """Run the reference solution, which sees what the module of the check imports, and return its answer."""
+    namespace = dict(vars(sys.modules[exercise.wrong.__module__]))
+    exec(exercise.code, namespace)
+    return namespace[exercise.answer]
+
+
+@pytest.mark.parametrize("exercise", commands.exercises().values(), ids=commands.exercises())
+def test_an_exercise_of_the_course(exercise):
+    room, _, name = exercise.id.partition("-")
+    assert vars(importlib.import_module(f"dlscale.{room}.exercises"))[name] is exercise
+    assert exercise.question.strip() and exercise.hints and all(exercise.hints) and exercise.right
+    assert re.search(rf"\b{exercise.answer}\b", exercise.code)
+    answer = reference(exercise)
+    right, line = exercise.judge(answer)
+    assert right, line
+    assert exercise.judge(...) == (False, "no answer yet")
+    assert not callable(answer) or exercise.judge(lambda *args: ...) == (False, "no answer yet")
+    for nonsense in NONSENSE.values():
+        assert not exercise.judge(nonsense)[0]
+
+
+@EACH
+def test_questions_stand_above_the_answers(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for question, answer in itertools.pairwise(cells):
+        for tag in answer["metadata"].get("tags", []):
+            if tag.startswith("answer-"):
+                exercise = commands.exercises()[tag.removeprefix("answer-")]
+                assert exercise.question in "".join(question["source"]), f"two texts for the question of {exercise.id}"
+
+
+@pytest.fixture
+def product():
+    return Exercise(
+        id="demo-product", answer="product", question="Six times seven?", hints=["Add.", "Add again."],
+        code="\nproduct = 6 * 7\n", wrong=_wrong_product, right="it is a product.",
+    )  # fmt: skip
+
+
+def _wrong_product(answer):
+    return compare("The product", answer(6, 7) if callable(answer) else answer, 42)
+
+
+def raising(*_):
+    raise ZeroDivisionError("no")
+
+
+def leaving(*_):
+    sys.exit(0)
+
+
+class Hostile(Exception):
+    def __getattr__(self, name):
+        raise self
+
+    __str__ = __repr__ = __eq__ = __array__ = raising
+    __hash__ = None
+
+
+def hostile(*_):
+    raise Hostile
+
+
+CIRCLE = []
+CIRCLE.append(CIRCLE)
+NONSENSE = {
+    "none": None, "text": "42", "text of a page": "x" * 10**6, "nan": math.nan, "infinity": math.inf, "complex": 42j,
+    "list": [1, 2], "ragged": [[1], [1, 2]], "dict": {"a": 1}, "array": np.zeros((3, 3)), "object": object(),
+    "large": 10**400, "empty": [], "type": Hostile, "hostile": Hostile(), "raises": raising, "leaves": leaving,
+    "raises oddly": hostile, "no arguments": lambda: 1, "returns nan": lambda *a: math.nan, "circle": CIRCLE,
+    "endless": lambda *a: (lambda f: f(f))(lambda f: f(f)), "warns": lambda *a: np.array(0.0) / 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_is_told_in_one_line(product, name, capsys):
+    assert product.check(NONSENSE[name]) is None
+    out, err = capsys.readouterr()
+    assert out.startswith("not yet: ") and out.count("\n") == 1 and len(out) < 320 and not err
+
+
+def test_a_warning_does_not_hide_what_is_wrong(product):
+    assert product.judge(NONSENSE["warns"]) == (False, "not yet: The product is not finite.")
+
+
+def test_right_and_blank_answers(product, capsys):
+    for answer in (42, 42.0, np.int64(42), np.float32(42), np.array(42), lambda a, b: a * b):
+        assert product.check(answer) is None
+    assert capsys.readouterr().out == "✓ right: it is a product.\n" * 6
+    for answer in (..., [...], [1, (2, {"a": ...})], lambda *a: ..., lambda *a: [1, ...]):
+        assert product.check(answer) is None
+    assert capsys.readouterr().out == "no answer yet\n" * 5
+    with pytest.raises(KeyboardInterrupt):
+        product.check(lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+
+
+def test_hints_come_in_turn_and_the_solution_is_right(product, capsys):
+    for _ in range(3):
+        product.hint()
+    assert capsys.readouterr().out == "Hint 1 of 2: Add.\nHint 2 of 2: Add again.\nHint 1 of 2: Add.\n"
+    product.solution()
+    assert capsys.readouterr().out == "product = 6 * 7\n" and product.judge(reference(product))[0]
+
+
+NUMBERS = st.floats(-1e6, 1e6).filter(lambda number: number == 0 or abs(number) > 1e-6)  # smaller ones round to nothing
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=5), st.floats(-1, 1))
+def test_compare_keeps_the_tolerance(expected, error):
+    expected = np.array(expected)
+    scale = np.abs(expected).max()
+    within = compare("x", expected + 0.9e-3 * error * scale, expected, 1e-3) is None
+    beyond = compare("x", expected + np.copysign(1.1e-3, error) * scale, expected, 1e-3) is None
+    assert within and (not beyond or scale == 0)
+
+
+def test_compare_says_what_is_wrong():
+    assert compare("It", 41, 42) == "It is not 41: that is too small."
+    assert compare("It", 43, 42) == "It is not 43: that is too large."
+    assert compare("It", [1, 2, 4], [1, 2, 3]) == "It differs in 1 of 3 entries, first at [2]."
+    assert compare("It", [1, 2], [1, 2, 3]) == "It has 2 numbers, but should have 3."
+    assert compare("It", [[1, 2]], [1, 2]) == "It has shape (1, 2), but should have (2,)."
+    assert compare("It", [1, math.nan], [1, 2]) == "It is not finite."
+    assert compare("It", "1", 1) == "It must be a number, not str."
+    assert compare("It", True, 1) == "It must be a number, not bool."
+    assert compare("It", None, [1.0]) == "It must be made of numbers, not NoneType."
+
+
+@given(st.text(), st.integers(10, 400))
+def test_shorten_gives_one_line_that_can_be_written(text, limit):
+    line = shorten(text, limit)
+    assert len(line) <= limit and len(line.splitlines()) <= 1
+    assert line.encode("utf-8") or not text.split()
+    assert shorten("\ud800x") == "?x"

@@ -1,0 +1,257 @@
+"""Watched processes: their limits, what their end leaves behind, and who is named when a group loses a peer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dlscale.lab import processes
+from dlscale.lab.processes import Child, ChildEnded, PeerLost, family
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals and forks")
+ECHO = "import sys\nfor line in sys.stdin:\n    print(2 * line.strip(), flush=True)"
+
+
+SPEND = """
+import time
+for line in open(0):
+    end = time.process_time() + 1.5
+    while time.process_time() < end: pass
+    print(flush=True)
+"""
+
+
+@pytest.fixture(params=["in a namespace", "without one"])
+def start(request, monkeypatch):
+    """Start Python code as a child, with and without a namespace of its own; close it afterwards."""
+    if request.param == "without one":
+        monkeypatch.setattr(processes, "namespace", lambda: ())
+    elif not processes.namespace():
+        pytest.skip("this system allows no namespace")
+    with contextlib.ExitStack() as stack:
+
+        def run(code: str, **more: object) -> Child:
+            child = Child([sys.executable, "-c", code], contained=True, **more)
+            stack.callback(child.close)
+            return child
+
+        yield run
+    assert not psutil.Process().children()
+
+
+def end_of(child: Child) -> str:
+    with pytest.raises(ChildEnded) as caught:
+        while child.receive():
+            pass
+    return str(caught.value)
+
+
+def gone(members: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in members)
+
+
+def test_lines_go_there_and_back(start):
+    child = start(ECHO)
+    for word in (b"ab\n", b"c\n"):
+        child.send(word)
+        assert child.receive() == 2 * word[:-1] + b"\n"
+    members = family(child.process.pid)
+    assert members and child.why == ""
+    child.close()
+    assert gone(members) and child.why == "it is over"
+
+
+def test_limits(start):
+    for code, limits, why in (
+        ("while True: pass", {"processor": 1}, "limit of 1 processor seconds"),
+        ("import time; time.sleep(1000)", {"wall": 1, "processor": 5}, "limit of 1 s by the clock"),
+        ("kept = [bytes([1]) * 10**6 for _ in range(10_000)]", {"memory": 200}, "memory limit of 200 MB"),
+    ):
+        child = start(code)
+        child.limit(**limits)
+        assert end_of(child) == why
+
+
+def test_a_limit_begins_anew_and_counts_what_was_spent_since(start):
+    child = start(SPEND)
+    for _ in range(3):
+        child.limit(processor=2.5)
+        child.send(b"\n")
+        assert child.receive() == b"\n"
+
+
+def test_a_child_that_does_not_read_or_writes_without_end_holds_nobody_up(start):
+    deaf = start("import time; time.sleep(1000)")
+    for _ in range(3):
+        deaf.send(b"x" * 5_000_000 + b"\n")
+    deaf.close()
+    loud = start("while True: print('x' * 1000)")
+    assert loud.receive() == b"x" * 1000 + b"\n"
+    loud.limit(processor=1)
+    time.sleep(0.5)
+    assert loud.inbox.qsize() <= processes.MAX_LINES + 1
+    loud.close()
+    endless = start("while True: print('x', end='')")
+    assert len(endless.receive()) == processes.MAX_BYTES + 1
+
+
+@pytest.mark.parametrize("code, words", [
+    ("import sys; sys.exit(3)", "ended with exit status 3: it left no message"),
+    ("raise ValueError('of no use')", "ended with exit status 1: ValueError: of no use"),
+    pytest.param("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL", marks=posix),
+])  # fmt: skip
+def test_how_it_ended(start, code, words):
+    child = start(code)
+    assert end_of(child) == processes.ENDED
+    assert child.ending() == words
+
+
+DAEMON = """
+import os, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        code = "import time; print(1, flush=True); time.sleep(1000)"
+        os.execve(sys.executable, [sys.executable, "-c", code], ENVIRONMENT)
+    os._exit(0)
+os.wait()
+time.sleep(SECONDS)
+"""
+
+
+@posix
+@pytest.mark.parametrize("seconds", [0, 1000], ids=["which ends by itself", "which is ended"])
+@pytest.mark.parametrize("environment", ["{}", "os.environ"], ids=["cleared", "kept"])
+def test_a_daemon_of_a_child(start, seconds, environment):
+    if environment == "{}" and sys.platform != "linux":
+        pytest.skip("cannot be found here")
+    child = start(DAEMON.replace("SECONDS", "1000").replace("ENVIRONMENT", environment))
+    assert child.receive() == b"1\n"
+    members = family(child.process.pid)
+    assert any("print(1" in str(process.cmdline()) for process in members)
+    if seconds:
+        child.close()
+    else:
+        members[-2 if "print(1" in str(members[-1].cmdline()) else -1].kill()
+        assert end_of(child) == processes.ENDED
+    assert gone(members)
+
+
+@posix
+@pytest.mark.parametrize("contained", [True, False])
+def test_nothing_outlives_this_process(contained, tmp_path):
+    daemon = DAEMON.replace("SECONDS", "1000").replace("ENVIRONMENT", "{}" if sys.platform == "linux" else "os.environ")
+    code = f"""
+import sys
+from dlscale.lab.processes import Child
+child = Child([sys.executable, "-c", {daemon!r}], contained={contained})
+child.receive()
+print(1, flush=True)
+child.receive()"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        parent.stdout.readline()
+        members = psutil.Process(parent.pid).children(recursive=True)
+        assert any("print(1" in str(process.cmdline()) for process in members)
+        parent.kill()
+    psutil.wait_procs(members, timeout=60)
+    assert gone(members)
+
+
+@posix
+def test_memory_counts_shared_pages_once_and_seconds_those_of_children_too():
+    code = """
+import os, sys, time
+kept = bytes(1) * 10**8
+kept = kept.replace(b"\\0", b"x")
+def spend():
+    while time.process_time() < 0.5: pass
+if os.fork() == 0:
+    spend()
+    os._exit(0)
+os.wait()
+if os.fork() == 0:
+    time.sleep(1000)
+print(1, flush=True)
+time.sleep(1000)"""
+    child = Child([sys.executable, "-c", code])
+    with contextlib.closing(child):
+        child.receive()
+        members = family(child.process.pid)
+        shared, pages = processes.memory(members), processes.memory(members, exact=False)
+        assert pages > 2e8
+        if sys.platform == "linux":
+            assert 1e8 < shared < 1.7e8
+        assert processes.processor_seconds(members) > 0.5
+        peak = processes.Peak(child.process.pid)
+        assert peak.look() == peak.bytes == pytest.approx(shared, rel=0.1)
+    assert peak.look() == peak.bytes
+
+
+# Groups
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of peers without JAX: each does what the order says for it."""
+    code = """
+import os, time
+from dlscale.lab import processes
+def work(order, say):
+    say(joined=True, pid=os.getpid(), seen=[order["processes"], order["process"]])
+    exec(order["code"], {"say": say, "rank": order["process"], "time": time, "os": os})
+processes.serve(work)
+"""
+    (tmp_path / "peer_of_a_test.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "peer_of_a_test"
+
+
+def test_peers_say_what_they_have_to_say(module):
+    code = "print('to the log'); say(square=rank ** 2)"
+    found = list(processes.peers(module, 3, {"code": code}, 60))
+    assert sorted((rank, message["square"]) for rank, message in found if "square" in message) == [
+        (0, 0),
+        (1, 1),
+        (2, 4),
+    ]
+    assert sorted((rank, *message["seen"]) for rank, message in found if "seen" in message) == [
+        (0, 3, 0),
+        (1, 3, 1),
+        (2, 3, 2),
+    ]
+    assert not psutil.Process().children()
+
+
+@pytest.mark.parametrize("code, words", [
+    ("if rank == 1: raise ValueError('odd')\ntime.sleep(1000)", r"Process 1 \(of 0 to 2\) failed with ValueError: odd"),
+    ("if rank == 2: os._exit(4)\ntime.sleep(1000)", r"Process 2 \(of 0 to 2\) ended with exit status 4"),
+    pytest.param("if rank == 0: os.kill(os.getpid(), 9)\nif rank == 1: raise ValueError\nos.abort()",
+                 r"Process 0 \(of 0 to 2\) was ended by SIGKILL", marks=posix),
+    ("time.sleep(1000)", "Nothing came from the processes within a limit of 1 s by the clock"),
+])  # fmt: skip
+def test_who_is_lost_is_named_and_the_others_are_ended(module, code, words):
+    pids = []
+    with pytest.raises(PeerLost, match=words):
+        for _, message in processes.peers(module, 3, {"code": code}, 1 if "Nothing" in words else 60):
+            pids += [message["pid"]] if "pid" in message else []
+    assert pids and not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_group_ends_when_nobody_listens(module):
+    messages = processes.peers(module, 2, {"code": "time.sleep(1000)"}, 60)
+    _, message = next(messages)
+    assert psutil.pid_exists(message["pid"])
+    messages.close()
+    assert not psutil.Process().children() and not psutil.pid_exists(message["pid"])
+
+
+def test_a_peer_of_a_group_that_was_started_elsewhere_gets_no_place(module, tmp_path):
+    code = "\nfrom dlscale.lab import processes\nprocesses.serve(lambda order, say: say(order=order))\n"
+    (tmp_path / "alone.py").write_text(code)
+    assert next(processes.peers("alone", None, {"a": 1}, 60)) == (0, {"order": {"a": 1}})
