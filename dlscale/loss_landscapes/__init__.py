@@ -298,7 +298,7 @@ def _lanczos(
     zeros = np.zeros(rows, np.float32)
     state = jax.device_put(_Lanczos(np.zeros((rows, size), np.float32), zeros, zeros, vector, np.int32(0), np.False_))
     for until in (*range(CHUNK, most, CHUNK), most):
-        while state.count < until:
+        while int(state.count) < until:
             value, state = _extend(loss, params, tuple(data), state, np.int32(until))
             _finite(value)
             if state.ended:  # go on from a new random vector

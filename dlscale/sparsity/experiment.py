@@ -40,16 +40,20 @@ def _order(seed: int, count: int, batch: int, epochs: int) -> np.ndarray:
 
 def _descend(
     model: Model, optimizer: optax.GradientTransformation, params: Params, order: Array, x: Array, y: Array
-) -> Params:
+) -> tuple[Params, Array]:
+    """Trained parameters, and the loss before each step."""
+
     def loss(params: Params, rows: Array) -> Array:
         return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x[rows]), y[rows]).mean()
 
-    def step(state: tuple[Params, optax.OptState], rows: Array) -> tuple[tuple[Params, optax.OptState], None]:
+    def step(state: tuple[Params, optax.OptState], rows: Array) -> tuple[tuple[Params, optax.OptState], Array]:
         params, memory = state
-        updates, memory = optimizer.update(jax.grad(loss)(params, rows), memory, params)
-        return (optax.apply_updates(params, updates), memory), None
+        value, gradient = jax.value_and_grad(loss)(params, rows)
+        updates, memory = optimizer.update(gradient, memory, params)
+        return (optax.apply_updates(params, updates), memory), value
 
-    return jax.lax.scan(step, (params, optimizer.init(params)), order)[0][0]
+    (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), order)
+    return params, losses
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -95,21 +99,21 @@ def _conv_net() -> Model:
 
 
 @jax.jit
-def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Array, y: Array) -> Params:
+def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Array, y: Array) -> tuple[Params, Array]:
     """SGD with momentum, the rate falling to 0 on half a cosine."""
     optimizer = optax.sgd(optax.cosine_decay_schedule(rate, len(order)), momentum=0.9)
     return _descend(_conv_net(), sparsity.masked(optimizer, mask), params, order, x, y)
 
 
-def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> Params:
+def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> tuple[Params, Array]:
     examples, _ = _images()
     order = _order(seed, len(examples.x_train), CONV_BATCH, CONV_EPOCHS)
     return _train_conv(params, mask, np.float32(rate), order, _pooled(examples.x_train), examples.y_train)
 
 
 @functools.cache
-def dense_conv_net(seed: int) -> Params:
-    """The trained net that all arms of a seed are pruned from."""
+def dense_conv_net(seed: int) -> tuple[Params, Array]:
+    """The trained net that all arms of a seed are pruned from, and the losses of its training."""
     params = jax.jit(_conv_net().init)(jax.random.key(seed))
     return _epochs_of_conv(seed, params, jax.tree.map(jnp.ones_like, params), DENSE_RATE)
 
@@ -136,13 +140,23 @@ def entries(mask: Params, granularity: str) -> tuple[int, int]:
 def granularity_trial(
     granularity: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
-    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; numbers to store."""
-    params, mask = prune_conv_net(dense_conv_net(seed), granularity, density)
-    params = _epochs_of_conv(seed + 1000, params, mask, learning_rate)
+    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; numbers to store.
+
+    `early_loss` is that of the dense net after ten steps.
+    """
+    dense, losses = dense_conv_net(seed)
+    params, mask = prune_conv_net(dense, granularity, density)
+    params, _ = _epochs_of_conv(seed + 1000, params, mask, learning_rate)
     kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
     written, size = entries(mask, granularity)
     accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
-    return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size}
+    return {
+        "accuracy": accuracy,
+        "density": float(kept),
+        "entries": written,
+        "size": size,
+        "early_loss": losses[10],
+    }
 
 
 def granularity_plan(run: RunTrials) -> None:
@@ -188,7 +202,7 @@ def matching_density() -> float:
 @functools.partial(jax.jit, static_argnums=0)
 def _train_recurrent(
     hidden: int, params: Params, density: Array, rate: Array, order: Array, x: Array, y: Array
-) -> Params:
+) -> tuple[Params, Array]:
     """Adam, its rate falling to 0 on half a cosine; pruned on a cubic from an eighth to five eighths of the steps."""
     steps = len(order)
     schedule = optax.polynomial_schedule(1.0, density, 3, steps // 2, steps // 8)
@@ -198,18 +212,21 @@ def _train_recurrent(
 
 
 def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
-    """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains."""
+    """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains.
+
+    `early_loss` is that after twenty steps.
+    """
     examples, judged = _halves("mnist1d_fresh")
     params = _initial(hidden, seed)
     order = _order(seed, len(examples.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
     x = examples.x_train.reshape(-1, 20, 2)
-    params = _train_recurrent(
+    params, losses = _train_recurrent(
         hidden, params, np.float32(density), np.float32(learning_rate), order, x, examples.y_train
     )
     x, y = judged[judged_on]
     left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
     accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
-    return {"accuracy": accuracy, "weights": left}
+    return {"accuracy": accuracy, "weights": left, "early_loss": losses[20]}
 
 
 def recurrent_plan(run: RunTrials) -> None:
@@ -224,7 +241,12 @@ GRANULARITY = Experiment(
     "a convolutional net pruned by weights, vectors, kernels, filters, blocks and 2:4 to five densities, tuned",
     granularity_trial,
     granularity_plan,
-    {"accuracy": 3.0, "density": 1e-6, "entries": 60.0, "size": 0.0},
+    # One unit in the last place of all initial weights moves the dense net's loss by up to 9e-6 after ten steps.
+    # Training after pruning starts from a net that may be another by then: its accuracy is compared with the spread
+    # over seeds.
+    {"accuracy": 1.0, "density": 1e-6, "entries": 60.0, "size": 0.0, "early_loss": 1e-3},
+    chaotic=("accuracy",),
+    drawn={"judged_on": "test"},
 )
 
 RECURRENT = Experiment(
@@ -232,5 +254,9 @@ RECURRENT = Experiment(
     "small and large recurrent nets on MNIST-1D, dense and pruned while they train, tuned",
     recurrent_trial,
     recurrent_plan,
-    {"accuracy": 5.0, "weights": 0.0},
+    # One unit in the last place of all initial weights moves the loss by 2e-6 after twenty steps, at tuned rates; a
+    # rate 10 % off moves it by 0.0046 or more.
+    {"accuracy": 1.0, "weights": 0.0, "early_loss": 1e-3},
+    chaotic=("accuracy",),
+    drawn={"judged_on": "test"},
 )
