@@ -63,16 +63,16 @@ def run(
 
     After each `every` steps (default: at the end) `look(state, *given)` is noted, too, and `stop(records, look)`, with
     the latest ones, may end the run. Between two looks nothing leaves the compiled program: Ctrl-C and the progress bar
-    wait for the next. What is `given` is data: the same function `step` with other values is not compiled again. Raises
-    ValueError for no inputs and an `every` below 1.
+    wait for the next. What is `given` is data: the same functions `step` and `look` with other values are not compiled
+    again. Raises ValueError for no inputs and an `every` below 1.
     """
     steps = len(jax.tree.leaves(inputs)[0])
     checks.whole("The number of inputs", steps)
     every = steps if every is None else checks.whole("every", every)
-    parts, device_inputs = [], jax.device_put(inputs)
+    parts = []
     with tqdm(total=steps, desc="training", delay=1, leave=False, disable=not progress) as bar:
         for begin in range(0, steps, every):
-            part = jax.tree.map(lambda leaf, i=begin: leaf[i : i + every], device_inputs)
+            part = jax.tree.map(lambda leaf, i=begin: leaf[i : i + every], inputs)
             state, noted = _piece(step, look, state, part, given)
             parts.append(jax.device_get(noted))
             bar.update(len(jax.tree.leaves(part)[0]))
