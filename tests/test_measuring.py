@@ -50,7 +50,7 @@ def children(process=None):
     found = psutil.Process(process and process.pid).children(recursive=True)
     command = ["-P", "-m", "dlscale.collectives.measuring"]
     last = [child for child in found if child.cmdline()[1:] == command]  # their keepers have a longer one
-    return sorted(last, key=psutil.Process.create_time)
+    return sorted(last, key=lambda child: child.parent().create_time())  # keepers start in the order of ranks
 
 
 def ended(processes):

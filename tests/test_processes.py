@@ -97,7 +97,7 @@ def test_a_child_that_does_not_read_or_writes_without_end_holds_nobody_up(start)
     time.sleep(0.5)
     assert loud.inbox.qsize() <= processes.MAX_LINES + 1
     loud.close()
-    endless = start("while True: print('x', end='')")
+    endless = start("while True: print('x' * 10**6, end='')")
     assert len(endless.receive()) == processes.MAX_BYTES + 1
 
 
