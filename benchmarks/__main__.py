@@ -63,13 +63,13 @@ def in_child(name: str, folder: Path) -> dict[str, object]:
     start, file = time.perf_counter(), folder / f"{name}.json"
     command = [sys.executable, "-m", "benchmarks", "--here", name, f"--json={file}"]
     environment = os.environ | lab.keep_programs(folder / "programs") | {"TMPDIR": str(folder)}
-    child = subprocess.Popen(
-        command, cwd=HERE.parent, env=environment, start_new_session=True, text=True, encoding="utf-8",
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
     try:
+        child = subprocess.Popen(
+            command, cwd=HERE.parent, env=environment, start_new_session=True, text=True, encoding="utf-8",
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
         error = child.communicate()[1]
-    finally:
+    finally:  # also when Ctrl-C comes while the child is being started
         end_children()
     seconds = round(time.perf_counter() - start, 1)
     print(f"{seconds} s", file=sys.stderr)

@@ -117,6 +117,6 @@ def run() -> Iterator[Row]:
     image = mnist.x_train[:1000], mnist.y_train[:1000]
     for sizes in ((40, 32, 32, 10), (40, 128, 128, 10)):
         name = f"{'-'.join(map(str, sizes))} MLP"
-        yield from compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=7, batch=len(signal[0]))
+        yield from compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=5, batch=len(signal[0]))
     # 100 images fit into a cache, 1,000 do not: both libraries are faster so
     yield from compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=100)

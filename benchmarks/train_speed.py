@@ -79,7 +79,7 @@ def sweep(sizes: tuple[int, ...], batch_size: int, few: int = 4) -> list[Row]:
             "PyTorch eager, 1 thread": lambda: eager(1),
             f"PyTorch eager, {devices.cores()} threads": lambda: eager(devices.cores()),
         },
-        rounds=5,
+        rounds=3,
     )
     per_setting = {name: s / (len(RATES) if name.startswith("dlscale") else few) for name, s in seconds.items()}
     title = f"Sweep, {'-'.join(map(str, sizes))} MLP on mnist1d, batch {batch_size}, {steps} steps: per setting"
@@ -107,7 +107,8 @@ def lenet() -> list[Row]:
             "dlscale.lab.train.fit (with its test)": lambda: train.fit(model, mnist, optax.sgd, **budget),
             "PyTorch eager, 1 thread": lambda: eager(1),
             f"PyTorch eager, {devices.cores()} threads": lambda: eager(devices.cores()),
-        }
+        },
+        rounds=5,
     )
     return rows("LeNet, one epoch of 8,000 digits, batch 128", seconds, "ms", 1e3)
 
