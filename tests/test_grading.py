@@ -599,7 +599,7 @@ sys.exit(dlscale.main({grade.arguments()!r}))
         error = batch.stderr.read().decode()
     assert batch.returncode == (130 if sent == "SIGINT" else -getattr(signal, sent))
     assert "Traceback" not in error
-    psutil.wait_procs(started, timeout=60)
+    psutil.wait_procs(started, timeout=600)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started)
     assert list(grade.rows()) == ["anna"]
     assert scores(grade(bob=reference)["bob"]) == ["1", "1", "1", "3"] and graded == ["bob"]

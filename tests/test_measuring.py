@@ -28,7 +28,7 @@ from dlscale.lab.processes import PeerLost
 
 COMMAND = [sys.executable, "-m", "dlscale", "measure"]
 ENDLESS = ("--algorithms", "xla", "--max", "8", "--warmup", "100000000")
-GONE = 10  # seconds in which processes must have ended
+LONG = 600  # seconds after which something hangs, on any machine
 
 
 def start(*arguments, **environment):
@@ -36,9 +36,9 @@ def start(*arguments, **environment):
     return subprocess.Popen([*COMMAND, *map(str, arguments)], env=os.environ | environment, **pipes)
 
 
-def wait_for(what, seconds=60.0):
+def wait_for(what):
     """Wait until `what()` is true."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + LONG
     while not (found := what()):
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.05)
@@ -120,7 +120,7 @@ def test_all_collectives_on_emulated_devices(tmp_path):
     out, error = start(
         "--devices", 3, "--collectives", ",".join(measuring.ALGORITHMS), "--min", 20, "--max", 20,
         "--repeats", 1, "--warmup", 0, "--csv", table, "--plot", plot,
-    ).communicate(timeout=100)  # fmt: skip
+    ).communicate(timeout=LONG)  # fmt: skip
     assert error == "", "no bar where nobody looks"
     assert "say nothing about a network" in out
     with table.open(newline="", encoding="utf-8") as file:
@@ -200,7 +200,7 @@ def test_a_killed_peer_ends_the_command_and_files_keep_the_rows(tmp_path):
     wait_for(lambda: table.is_file() and len(table.read_text().splitlines()) > 1)
     group = children(parent)
     group[1].kill()
-    out, error = parent.communicate(timeout=GONE)
+    out, error = parent.communicate(timeout=LONG)
     assert parent.returncode == 1
     assert error.startswith("Process 1 (of 0 to 1) ")
     assert error.endswith("of 9 rows are there.\n")
@@ -214,8 +214,8 @@ def test_a_group_that_hangs_is_given_up():
         if isinstance(entry, Row):
             children()[1].suspend()
 
-    with pytest.raises(PeerLost, match=r"Nothing came .* 6 s by the clock, at all_reduce by ring, 8B\..* 1 of 2 rows"):
-        measuring.processes(2, timeout=6, algorithms=["xla", "ring"], sizes=[8], tell=suspend)
+    with pytest.raises(PeerLost, match=r"Nothing came .* 20 s by the clock, at all_reduce by ring, 8B\..* 1 of 2 rows"):
+        measuring.processes(2, timeout=20, algorithms=["xla", "ring"], sizes=[8], tell=suspend)
     assert not children()
 
 
@@ -244,8 +244,8 @@ def test_nobody_is_left_behind(sent, tmp_path):
     if sent != signal.SIGTERM:  # while they work; that one comes while they start
         wait_for(lambda: all(child.net_connections() for child in group))
     parent.send_signal(sent)
-    _, error = parent.communicate(timeout=GONE)
-    wait_for(lambda: ended(group), GONE)
+    _, error = parent.communicate(timeout=LONG)
+    wait_for(lambda: ended(group))
     status = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
     assert parent.returncode == status[sent]
     assert "Traceback" not in error
@@ -266,26 +266,26 @@ def group(count, *arguments):
 
 def test_only_the_first_of_a_group_prints():
     first, second = group(2, "--algorithms", "xla,tree", "--max", 8)
-    out, error = first.communicate(timeout=60)
+    out, error = first.communicate(timeout=LONG)
     assert out.startswith("2 workers (2 processes)")
     assert out.count(" yes\n") == 2, error
-    assert second.communicate(timeout=60)[0] == ""
+    assert second.communicate(timeout=LONG)[0] == ""
     assert first.returncode == second.returncode == 0
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_group_that_lost_a_peer_ends(sent):
-    first, second = group(2, *ENDLESS, "--timeout", 4)
+    first, second = group(2, *ENDLESS, "--timeout", 20)
     try:
         wait_for(lambda: all(len(one.net_connections()) > 4 for one in children(first)) and children(first))
         if sent == signal.SIGSTOP:
             children(second)[0].suspend()
         else:
             second.kill()
-        assert first.wait(timeout=60) == 1
+        assert first.wait(timeout=LONG) == 1
         if sent == signal.SIGSTOP:
-            assert "Nothing came from the processes within a limit of 4 s by the clock" in first.stderr.read()
+            assert "Nothing came from the processes within a limit of 20 s by the clock" in first.stderr.read()
     finally:
         for process in (first, second):
             process.kill()

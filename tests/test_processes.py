@@ -159,7 +159,7 @@ child.receive()"""
         members = psutil.Process(parent.pid).children(recursive=True)
         assert any("print(1" in str(process.cmdline()) for process in members)
         parent.kill()
-    psutil.wait_procs(members, timeout=60)
+    psutil.wait_procs(members, timeout=600)
     assert gone(members)
 
 

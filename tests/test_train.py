@@ -381,11 +381,15 @@ def test_convolutions_train_too():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to itself")
 @pytest.mark.parametrize(
-    "start", ["train.fit(*long, learning_rate=0.1, **budget)", "train.sweep(*long, learning_rate=[0.1] * 16, **budget)"]
+    "start",
+    [
+        "train.fit(*long, learning_rate=0.1, **budget | {'epochs': 10**6})",
+        "train.sweep(*long, learning_rate=[0.1] * 20_000, **budget)",
+    ],
 )
 def test_a_real_interrupt_ends_training_soon_and_the_next_run_works(start):
     code = f"""
-import os, signal, threading, time
+import os, signal, threading
 import optax
 from dlscale.lab import data, models, train
 long = (models.mlp((40, 64, 10)), data.load("mnist1d"), optax.sgd)
@@ -393,13 +397,12 @@ budget = dict(batch_size=32, epochs=100, progress=False)
 train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1)
 train.sweep(*long, learning_rate=0.1, seed=0, **budget)
 threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-begin = time.monotonic()
 try:
-    while True:
-        {start}
+    {start}
+    print("it ran to its end, which takes hours")
 except KeyboardInterrupt:
-    print("interrupted", time.monotonic() - begin < 10)
+    print("interrupted")
 print("next run", train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1).history.test_accuracy.shape)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
-    assert result.stdout.splitlines() == ["interrupted True", "next run (1,)"], result.stderr
+    assert result.stdout.splitlines() == ["interrupted", "next run (1,)"], result.stderr
