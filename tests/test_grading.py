@@ -250,7 +250,7 @@ def test_a_function_that_returns_garbage(grade_each):
 def test_limits_cost_the_guilty_answers_only(grade_each):
     cells = {
         "loop": "while True:\n    pass",
-        "busy function": run_cell("", "lambda: [None for _ in iter(int, 1)]"),
+        "busy function": run_cell("", "lambda: any(iter(int, 1))"),
         "busy processes": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])",
         "hog": "import numpy as np\nkept = np.ones(10**10 // 8)",
         "many processes": "import os, time\nfor _ in range(7):\n    os.fork()\ntime.sleep(1000)",

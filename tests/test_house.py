@@ -182,9 +182,9 @@ def test_commands_in_the_readme_exist():
     assert commands <= set(make_targets())
     for name in re.findall(r"(?:^|`)python3? ((?:tools|data|benchmarks)/\w+\.py)", texts, re.MULTILINE):
         assert (ROOT / name).is_file(), name
-    own = set(re.findall(r"python -m (dlscale\S*) ?(\w+)?", texts))
+    own = set(re.findall(r"python -m (dlscale[.\w]*)(?: (\w+))?", texts))
     help_text = subprocess.run([sys.executable, "-m", "dlscale", "--help"], capture_output=True, text=True).stdout
-    assert {module for module, _ in own} == {"dlscale`", "dlscale"} or {module for module, _ in own} == {"dlscale"}
+    assert {module for module, _ in own} == {"dlscale"}
     assert all(f"    {command} " in help_text for _, command in own if command), own
 
 

@@ -7,6 +7,7 @@ import csv
 import ipaddress
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -239,10 +240,11 @@ def test_a_taken_port_is_left_alone(monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nobody_is_left_behind(sent, tmp_path):
-    parent = start("--processes", 2, *ENDLESS, "--csv", tmp_path / "rows.csv")
+    table = tmp_path / "rows.csv"
+    parent = start("--processes", 2, *ENDLESS, "--csv", table)
     group = wait_for(lambda: len(found := children(parent)) == 2 and found)
     if sent != signal.SIGTERM:  # while they work; that one comes while they start
-        wait_for(lambda: all(child.net_connections() for child in group))
+        wait_for(lambda: all(child.net_connections() for child in group) and table.is_file() and table.read_text())
     parent.send_signal(sent)
     _, error = parent.communicate(timeout=LONG)
     wait_for(lambda: ended(group))
@@ -250,7 +252,7 @@ def test_nobody_is_left_behind(sent, tmp_path):
     assert parent.returncode == status[sent]
     assert "Traceback" not in error
     if sent != signal.SIGTERM:
-        assert (tmp_path / "rows.csv").read_text().startswith("collective,algorithm,")
+        assert table.read_text().startswith("collective,algorithm,")
 
 
 # Groups started elsewhere
@@ -285,7 +287,8 @@ def test_a_group_that_lost_a_peer_ends(sent):
             second.kill()
         assert first.wait(timeout=LONG) == 1
         if sent == signal.SIGSTOP:
-            assert "Nothing came from the processes within a limit of 20 s by the clock" in first.stderr.read()
+            said = r"Nothing came from the processes within a limit of (20|60) s by the clock"  # 60 to find each other
+            assert re.search(said, first.stderr.read())
     finally:
         for process in (first, second):
             process.kill()
