@@ -22,7 +22,7 @@ from dlscale.course.contents import contents
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-MOST_LINES, MOST_LINES_OF_METHOD = 3600, 300  # neither blank nor only comment or docstring
+MOST_LINES, MOST_LINES_OF_METHOD = 4610, 300  # neither blank nor only comment or docstring
 TEXTS = {"exercises.py", "experiment.py"}  # of the course, not of its library
 TOOL = {"measuring.py", "command.py"}  # of collectives: library, but no method that a notebook teaches
 PARTS = {"lab", "page", "course"}
@@ -96,7 +96,7 @@ def test_too_large_a_room_is_named(tmp_path):
     assert too_large(tmp_path).startswith("the method of hall is 1 lines over its size\nlines of code")
     (tmp_path / "hall" / "__init__.py").write_text("a = 1\n" * 300)
     assert too_large(tmp_path) == ""
-    (tmp_path / "lab" / "models.py").write_text("a = 1\n" * 3000)
+    (tmp_path / "lab" / "models.py").write_text("a = 1\n" * (MOST_LINES - 600))
     assert too_large(tmp_path).startswith("the library is 100 lines over its size")
 
 
