@@ -416,7 +416,8 @@ def test_attacks_end_with_their_answer(contained, grade_each, fall_asleep, tmp_p
     zero = "not yet: The number is not 0: that is too small."
     assert remarks["ends its parent"] == zero
     assert remarks["kills its parent"] == (zero if contained else processes.ENDED)
-    assert remarks["stops its parent"] == "limit of 600 s by the clock"
+    # without a namespace it may also be seen to have ended first
+    assert remarks["stops its parent"] in {"limit of 600 s by the clock", *([] if contained else [processes.ENDED])}
     assert remarks["leaves a daemon"] == "its check was not called"
     assert remarks.get("kills all", zero) == zero
 

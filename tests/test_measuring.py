@@ -280,7 +280,8 @@ def test_only_the_first_of_a_group_prints():
 def test_a_group_that_lost_a_peer_ends(sent):
     first, second = group(2, *ENDLESS, "--timeout", 20)
     try:
-        wait_for(lambda: all(len(one.net_connections()) > 4 for one in children(first)) and children(first))
+        wait_for(lambda: children(first) and children(second))
+        wait_for(lambda: all(len(one.net_connections()) > 4 for one in children(first)))
         if sent == signal.SIGSTOP:
             children(second)[0].suspend()
         else:

@@ -373,8 +373,9 @@ def _lost(first: Child, children: Sequence[Child], joined: bool) -> NoReturn:
         child.threads[0].join()
     if not joined and "Failed to add port" in children[0].logged():
         raise _PortTaken
-    if not silent and not first.error:
-        raise PeerLost(f"Nothing came from the processes within a {first.why}")
+    for child in children:  # one that met its limit was ended for it; what the others say of that does not count
+        if child.why not in ("", ENDED):
+            raise PeerLost(f"Nothing came from the processes within a {child.why}")
     guilty = min(silent, key=lambda child: child.process.returncode == 128 + signal.SIGABRT, default=first)
     raise PeerLost(f"Process {children.index(guilty)} (of 0 to {len(children) - 1}) {guilty.ending()}")
 
