@@ -12,7 +12,9 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
+import notebooks  # tools/notebooks.py
 from dlscale.course.exercises import Exercise
+from notebooks import syntax
 
 MAX_LINES, MAX_MEDIAN_LINES = 30, 8
 MAX_OUTPUT_BYTES = 1_500_000
@@ -52,11 +54,6 @@ class Notebook:
             if inside:
                 found.append(piece)
         return found
-
-
-def syntax(cell: NotebookNode) -> ast.Module:
-    """The cell's syntax tree; lines with magics count as empty statements."""
-    return ast.parse(re.sub(r"^[%!].*$", "pass", cell.source, flags=re.MULTILINE))
 
 
 def calls(cell: NotebookNode, name: str) -> list[ast.Call]:
@@ -118,6 +115,17 @@ def lengths(notebook: Notebook) -> Iterator[str]:
     for cell, count in zip(notebook.code, lines, strict=True):
         if count > MAX_LINES:
             yield f"Cell {cell.id} has {count} lines, over {MAX_LINES}."
+
+
+def folding(notebook: Notebook) -> Iterator[str]:
+    only = notebooks.plumbing(notebook.node)
+    for cell in notebook.code:
+        if only.get(cell.id) is False:
+            yield f"Cell {cell.id} draws or asks, and teaches: make two cells of it, so that one can be folded."
+        tagged, jupyter = notebooks.FOLDED in cell.metadata.get("tags", []), cell.metadata.get("jupyter", {})
+        folded = {tagged, jupyter.get("source_hidden", False), cell.metadata.get("cellView") == "form"}
+        if folded != {only.get(cell.id, False)}:
+            yield f"Cell {cell.id} must {'' if only.get(cell.id) else 'not '}be folded: run tools/notebooks.py."
 
 
 def experiments(notebook: Notebook) -> Iterator[str]:
@@ -231,6 +239,6 @@ def addresses(notebook: Notebook) -> Iterator[str]:
 
 
 RULES = (
-    opening, imports, headings, lengths, experiments, exercises, identities, execution, outputs, pictures, closing,
-    addresses,
+    opening, imports, headings, lengths, folding, experiments, exercises, identities, execution, outputs, pictures,
+    closing, addresses,
 )  # fmt: skip

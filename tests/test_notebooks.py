@@ -92,7 +92,7 @@ def good() -> nbformat.NotebookNode:
     )
     cells = [text(opening), code("import numpy as np")]
     for name in "abc":
-        cells += [text(f"## Part {name}\n\n### Detail\n\n$x^2$"), code("explore(make)"), code("answer = ...")]
+        cells += [text(f"## Part {name}\n\n### Detail\n\n$x^2$"), code("widgets.explore(make)"), code("answer = ...")]
         cells[-2].outputs = [picture("A line that rises.")]
         cells[-1].metadata["tags"] = [f"answer-{name}"]
     cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)"), code("course.claims_table()")]
@@ -101,7 +101,9 @@ def good() -> nbformat.NotebookNode:
         cell.id = f"cell-{number}"
     for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
-    return nbformat.v4.new_notebook(cells=cells)
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebooks.fold(notebook)
+    return notebook
 
 
 def replace(number: int, old: str, new: str):
@@ -126,6 +128,7 @@ def assign(number: int, **fields):
     return spoil
 
 
+FOLDED = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}, "cellView": "form"}
 SPOILED = {
     "no title": ("opening", replace(0, "# A title", "A title")),
     "no question": ("opening", replace(0, "Why?", "So.")),
@@ -139,6 +142,11 @@ SPOILED = {
     "skipped level": ("headings", replace(2, "### Detail", "#### Detail")),
     "long cell": ("lengths", replace(4, "answer = ...", "answer = ...\n" * 31)),
     "long cells": ("lengths", lambda notebook: [assign(n, source="a = 1\n" * 9)(notebook) for n in (1, 4, 7, 10, 12)]),
+    "drawing not folded": ("folding", assign(3, metadata={})),
+    "folded on Colab only": ("folding", assign(3, metadata={"cellView": "form"})),
+    "method folded": ("folding", assign(1, metadata=FOLDED)),
+    "method in a drawing": ("folding", replace(3, "widgets", "def method(): ...\nwidgets")),
+    "training in a drawing": ("folding", replace(3, "make", "train.fit()")),
     "two experiments": ("experiments", replace(3, "explore", "plot")),
     "two exercises": ("experiments", assign(4, metadata={})),
     "same id twice": ("identities", assign(4, id="cell-5")),
@@ -174,6 +182,23 @@ def broken_rules(notebook, folder: Path) -> set[str]:
 
 def test_a_good_notebook_keeps_all_rules(tmp_path):
     assert broken_rules(good(), tmp_path) == set()
+
+
+def test_what_draws_asks_or_captions_is_folded_and_nothing_else(tmp_path):
+    sources = {
+        "fig, ax = figures.new()\nax.plot(descent(0.1))": True,
+        "guess = widgets.predict('Which?', ['a', 'b'])": True,
+        "def make(fig):\n    ax = figures.axes(fig)\n    return lambda x: None": True,
+        "def caption(x):\n    return f'At {x}.'\n\nwidgets.explore(make, alt=caption)": True,
+        "def caption_of_another(x):\n    return f'At {x}.'": False,
+        "COLOR = figures.RED": False,
+        "losses = descent(0.1)": False,
+        "%time figures": False,
+    }
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    notebooks.fold(notebook)
+    assert {cell.source: cell.metadata == FOLDED for cell in notebook.cells} == sources
+    assert not list(conventions.folding(conventions.Notebook(notebook, tmp_path / "a.ipynb")))
 
 
 @pytest.mark.parametrize("name", SPOILED)

@@ -2,14 +2,16 @@
 
 A notebook remembers, in its metadata, a hash of its own sources and one of all that it uses of `dlscale`, definition by
 definition, with its claims, records and data. Where both still fit, the file is left untouched. What differs from run
-to run (times, widgets, the machine) is not stored.
+to run (times, widgets, the machine) is not stored. The source of a cell that only draws or asks is folded.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import os
+import re
 import sys
 import time
 import tomllib
@@ -27,6 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
 CELL_SECONDS = 300
 WIDGET = "application/vnd.jupyter.widget-view+json"
+FOLDED = "hide-input"  # the tag; JupyterLab and Colab have words of their own for it
+SHOWING = {"figures", "widgets"}  # modules whose functions draw and ask
+TAUGHT = {"jax", "jnp", "lax", "optax", "train"}  # modules whose calls are what a notebook teaches
 VARYING_CELL_METADATA = ("execution", "collapsed", "scrolled", "trusted", "ExecuteTime")
 
 
@@ -95,9 +100,62 @@ def _code(notebook: NotebookNode) -> str:
     return "\n".join("pass" if line[:1] in ("%", "!") else line for line in lines)  # magics are not Python
 
 
+# Folding
+
+
+def shows(part: ast.AST) -> bool:
+    """Whether code draws, or asks the reader."""
+    found = (_path(node.func) for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any(path[0] in SHOWING and len(path) > 1 for path in found)
+
+
+def teaches(cell: ast.Module, captions: Iterable[str]) -> bool:
+    """Whether a cell trains or computes with JAX, or defines a function that neither draws nor captions."""
+    calls = {_path(node.func)[0] for node in ast.walk(cell) if isinstance(node, ast.Call)}
+    defined = [part for part in cell.body if isinstance(part, ast.FunctionDef | ast.ClassDef) and not shows(part)]
+    return bool(calls & TAUGHT) or any(part.name not in captions for part in defined)
+
+
+def plumbing(notebook: NotebookNode) -> dict[str, bool]:
+    """For each code cell that draws or asks, by id: whether it does nothing else."""
+    cells = {cell.id: syntax(cell) for cell in notebook.cells if cell.cell_type == "code"}
+    explorers = [node for cell in cells.values() for node in ast.walk(cell) if isinstance(node, ast.Call)]
+    given = [word.value for call in explorers if _path(call.func)[-1] == "explore" for word in call.keywords]
+    captions = {value.id for value in given if isinstance(value, ast.Name)}
+    return {name: not teaches(cell, captions) for name, cell in cells.items() if shows(cell)}
+
+
+def _path(expression: ast.expr) -> list[str]:
+    """The names of a.b.c, and of what stands before a call or an index in it."""
+    match expression:
+        case ast.Attribute(value, name):
+            return [*_path(value), name]
+        case ast.Call(inner) | ast.Subscript(inner):
+            return _path(inner)
+    return [getattr(expression, "id", "")]
+
+
+def syntax(cell: NotebookNode) -> ast.Module:
+    """The cell's syntax tree; lines with magics count as empty statements."""
+    return ast.parse(re.sub(r"^[%!].*$", "pass", cell.source, flags=re.MULTILINE))
+
+
+def fold(notebook: NotebookNode) -> None:
+    """Hide, in place, the sources of the cells that only draw or ask: one click shows them."""
+    only = plumbing(notebook)
+    for cell in notebook.cells:
+        if only.get(cell.id):
+            cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), FOLDED})
+            cell.metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}
+
+
+# Running
+
+
 def store(path: Path) -> None:
     """Run the notebook in its folder and write it with its outputs. Raises Failed, with the file as it was."""
     notebook = nbformat.read(path, as_version=4)
+    fold(notebook)
     before = hashes(notebook, path.stem)
     for cell in notebook.cells:
         if cell.cell_type == "code":
