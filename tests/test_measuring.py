@@ -40,7 +40,7 @@ def wait_for(what):
     end = time.monotonic() + LONG
     while not (found := what()):
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
+        time.sleep(0.2)
     return found
 
 
