@@ -28,7 +28,7 @@ def on_all(f, x):
 
 
 @pytest.mark.parametrize("name, algorithm", OPERATIONS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.data())
 def test_under_vmap(name, algorithm, data):
     f, x, wanted = data.draw(cases(name, algorithm, WORKERS))
