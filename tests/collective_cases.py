@@ -17,8 +17,8 @@ OPERATIONS = [
     ("all_gather", "ring"), ("all_gather", "bruck"), ("reduce_scatter", "ring"), ("reduce_scatter", "halving"),
     ("all_to_all", "pairwise"), ("all_to_all", "bruck"), *(("all_reduce", name) for name in collectives.ALGORITHMS),
 ]  # fmt: skip
-SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-DTYPES = st.sampled_from(["float32", "int32", "float16", "uint8", "bool"])
+SHAPES = [(), (5,), (2, 3), (0, 4)]
+DTYPES = ["float32", "int32", "float16", "uint8", "bool"]
 
 
 def numbers(workers, shape, dtype, seed=0):
@@ -29,13 +29,20 @@ def numbers(workers, shape, dtype, seed=0):
 
 @st.composite
 def cases(draw, name, algorithm, workers):
-    """A function of a worker's x, the input of all workers, and the wanted results of all, (workers, …) each."""
+    """As `case`, drawn at random."""
     if algorithm == "halving":
         workers = workers.filter(lambda count: count & (count - 1) == 0)
-    count, shape, dtype = draw(workers), draw(SHAPES), draw(DTYPES)
+    count = draw(workers)
+    return case(
+        name, algorithm, count, draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES)),
+        draw(st.integers(0, count - 1)) if name in ROOTED else 0,
+    )  # fmt: skip
+
+
+def case(name, algorithm, count, shape, dtype, root=0):
+    """A function of a worker's x, the input of all workers, and the wanted results of all, (workers, …) each."""
     in_parts = name in ("scatter", "reduce_scatter", "all_to_all")
     x = numbers(count, (count, *shape) if in_parts else shape, dtype)
-    root = draw(st.integers(0, count - 1)) if name in ROOTED else 0
     options = {"root": root} if name in ROOTED else {"algorithm": algorithm}
     total = x.any(0) if dtype == "bool" else x.sum(0, dtype=dtype)
 
@@ -62,14 +69,15 @@ def check(result, wanted):
 
 
 def fingerprint():
-    """Of the results of every operation among three or four workers, bit by bit, and of its schedule."""
+    """Of the results of some operations among three or four workers, bit by bit, and of the schedules of all."""
     told = hashlib.sha256()
-    for name, algorithm in OPERATIONS:
+    for number, (name, algorithm) in enumerate(OPERATIONS):
         workers = 4 if algorithm == "halving" else 3
         shape = (workers, workers, 5) if name in ("scatter", "reduce_scatter", "all_to_all") else (workers, 5)
-        x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        run = jax.jit(jax.vmap(collectives.operation(name, algorithm), axis_name="workers"))
-        told.update(np.asarray(run(x)))
+        if number % 4 == 0:
+            x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+            run = jax.jit(jax.vmap(collectives.operation(name, algorithm), axis_name="workers"))
+            told.update(np.asarray(run(x)))
         for messages, combined in collectives.schedule(algorithm, workers, shape[1:], collective=name).rounds:
             told.update(repr([combined, *((pairs.tolist(), size) for pairs, size in messages)]).encode())
     return told.hexdigest()

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 from dlscale import collectives
 
-WORKERS = st.integers(1, 13)
+WORKERS = st.integers(1, 9)
 
 
 def on_all(f, x):
     """f by every worker on its row of x, emulated."""
-    return np.asarray(jax.vmap(f, axis_name="workers")(x))
+    return np.asarray(jax.jit(jax.vmap(f, axis_name="workers"))(x))
 
 
 @pytest.mark.parametrize("name, algorithm", OPERATIONS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.data())
 def test_under_vmap(name, algorithm, data):
     f, x, wanted = data.draw(cases(name, algorithm, WORKERS))
@@ -37,24 +37,24 @@ def test_under_vmap(name, algorithm, data):
 
 @pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
 def test_all_reduce_of_floats_gives_every_worker_the_same_bits_but_for_none_the_exact_sum(algorithm):
-    x = np.random.default_rng(0).normal(size=(12, 1000)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
     result = on_all(lambda x: collectives.all_reduce(x, "workers", algorithm), x)
     assert (result == result[0]).all()
     # each of the at most P additions rounds by half a unit in the last place of what it has
-    np.testing.assert_allclose(result[0], x.sum(0, dtype=float), rtol=0, atol=12 * 2**-24 * np.abs(x).sum(0).max())
+    np.testing.assert_allclose(result[0], x.sum(0, dtype=float), rtol=0, atol=9 * 2**-24 * np.abs(x).sum(0).max())
 
 
 @pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
 def test_other_operations_and_many_workers(algorithm):
-    x = np.random.default_rng(0).normal(size=(512, 3)).astype(np.float32)
-    run = jax.jit(jax.vmap(lambda x: collectives.all_reduce(x, "workers", algorithm, jnp.maximum), axis_name="workers"))
-    np.testing.assert_array_equal(run(x), np.broadcast_to(x.max(0), x.shape))
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    result = on_all(lambda x: collectives.all_reduce(x, "workers", algorithm, jnp.maximum), x)
+    np.testing.assert_array_equal(result, np.broadcast_to(x.max(0), x.shape))
 
 
 @pytest.mark.parametrize(
     "algorithm, options",
-    [("torus", {"sides": (2, 6)}), ("torus", {"sides": (12, 1)}), ("hierarchical", {"group_size": 4}),
-     ("hierarchical", {"group_size": 12}), ("double_tree", {"chunks": 1}), ("double_tree", {"chunks": 9})],
+    [("hierarchical", {"group_size": 4}), ("hierarchical", {"group_size": 12}), ("double_tree", {"chunks": 1}),
+     ("double_tree", {"chunks": 5})],
 )  # fmt: skip
 def test_options(algorithm, options):
     x = numbers(12, (5,), "int32")
@@ -75,13 +75,14 @@ def test_groups_work_side_by_side():
 def test_gradients_flow_back_through_a_sum():
     x = np.arange(4.0, dtype=np.float32)
     f = lambda x: jax.vmap(lambda x: collectives.all_reduce(x, "w", "ring") ** 2, axis_name="w")(x).sum()  # noqa: E731
-    np.testing.assert_allclose(jax.grad(f)(x), np.full(4, 4 * 2 * x.sum()))
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(x), np.full(4, 4 * 2 * x.sum()))
 
 
 def test_jit_may_stand_inside_as_well():
     x = numbers(6, (3,), "float32")
-    for algorithm in collectives.ALGORITHMS:
-        result = on_all(jax.jit(lambda x, a=algorithm: collectives.all_reduce(x, "workers", a)), x)
+    for algorithm in ("ring", "rabenseifner"):  # with a loop and without
+        f = jax.jit(lambda x, a=algorithm: collectives.all_reduce(x, "workers", a))
+        result = jax.vmap(f, axis_name="workers")(x)
         np.testing.assert_array_equal(result, np.broadcast_to(x.sum(0), x.shape), algorithm)
 
 
@@ -92,29 +93,24 @@ def test_python_without_asserts_gives_the_same_bits_and_schedules():
     assert out.split() == ["False", fingerprint()], error[-3000:]
 
 
-# Elsewhere: the examples are the same each time, so that all processes of a group draw the same ones
+# Elsewhere
 
 EMULATED = """
 import jax, numpy as np
-from collective_cases import OPERATIONS, cases, check
+from collective_cases import DTYPES, OPERATIONS, SHAPES, case, check
 from dlscale.lab import devices
-from hypothesis import given, settings, strategies as st
 
 devices.emulate(6)
 spec = jax.sharding.PartitionSpec("workers")
-
-@settings(max_examples=2, deadline=None, database=None, derandomize=True)
-@given(st.data())
-def agree(way, name, algorithm, data):
-    f, x, wanted = data.draw(cases(name, algorithm, st.integers(1, 6)))
-    mesh, mine = devices.mesh(len(x)), lambda x: f(x[0])[None]
-    sharded = jax.shard_map(mine, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    run = jax.pmap(f, axis_name="workers") if way == "pmap" else jax.jit(sharded)
-    check(np.asarray(run(x)), wanted)
-
-for name, algorithm in OPERATIONS:
-    for way in ("pmap", "shard_map"):
-        agree(way, name, algorithm)
+for number, (name, algorithm) in enumerate(OPERATIONS):
+    for way, workers in (("pmap", 5), ("shard_map", 6))[number % 2 :]:
+        workers = 4 if algorithm == "halving" else workers
+        root = (number + 3) % workers
+        f, x, wanted = case(name, algorithm, workers, SHAPES[number % 3], DTYPES[(number + workers) % 5], root)
+        mesh, mine = devices.mesh(workers), lambda x: f(x[0])[None]
+        sharded = jax.shard_map(mine, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        run = jax.pmap(f, axis_name="workers") if way == "pmap" else jax.jit(sharded)
+        check(np.asarray(run(x)), wanted)
 """
 
 
@@ -137,33 +133,24 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 from dlscale.lab import devices
 rank, size = devices.connect(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
 import jax, numpy as np
-from collective_cases import OPERATIONS, cases, check
-from hypothesis import Phase, given, settings, strategies as st
+from collective_cases import DTYPES, OPERATIONS, SHAPES, case, check
 
 mesh, spec = devices.mesh(), jax.sharding.PartitionSpec("workers")
-
-@settings(max_examples=2, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
-@given(st.data())
-def agree(name, algorithm, data):
-    f, x, wanted = data.draw(cases(name, algorithm, st.just(size)))
-    shared = jax.make_array_from_process_local_data(jax.sharding.NamedSharding(mesh, spec), x[rank][None])
-    sharded = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    check(np.asarray(jax.jit(sharded)(shared).addressable_data(0))[0], wanted[rank])
-
-POWERS = ("halving", "bruck", "butterfly", "rabenseifner", "torus", "hierarchical")  # otherwise at powers of two
-for name, algorithm in OPERATIONS:
-    if algorithm in POWERS if size == 4 else algorithm != "halving":
-        agree(name, algorithm)
+for number, (name, algorithm) in enumerate(OPERATIONS):
+    if algorithm != "halving":  # which is in rabenseifner as well
+        f, x, wanted = case(name, algorithm, size, SHAPES[number % 3], DTYPES[number % 5], number % size)
+        shared = jax.make_array_from_process_local_data(jax.sharding.NamedSharding(mesh, spec), x[rank][None])
+        sharded = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        check(np.asarray(jax.jit(sharded)(shared).addressable_data(0))[0], wanted[rank])
 print("right", rank)
 """
 
 
-@pytest.mark.parametrize("size", [3, 4])
-def test_among_processes(size):
+def test_among_processes():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    group = [run_python(PROCESS, address, size, rank) for rank in range(size)]
+    group = [run_python(PROCESS, address, 3, rank) for rank in range(3)]
     try:
         for rank, process in enumerate(group):
             out, error = process.communicate(timeout=600)
@@ -233,17 +220,16 @@ def test_counts_of_the_others(collective, algorithm, shape, rounds, sent):
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (lambda x: collectives.all_reduce(x, "elsewhere"), NameError, "jax.vmap"),
+        (lambda x: collectives.all_reduce(x, "elsewhere"), NameError, "elsewhere.*jax.shard_map"),
         (lambda x: collectives.all_reduce([x, x[:2]], "workers"), TypeError, "one array, not a list.*mixed shapes"),
         (lambda x: collectives.gather((x, x[:2]), "workers"), TypeError, "one array, not a tuple"),
         (lambda x: collectives.reduce(x, "workers", op=jnp.outer), ValueError, r"op must .* into shape \(3, 3\)"),
         (lambda x: collectives.all_reduce(x, "workers", "rings"), ValueError, "Did you mean 'ring'"),
         (lambda x: collectives.broadcast(x, "workers", 6), ValueError, "root"),
         (lambda x: collectives.gather(x, "workers", -1), ValueError, "root"),
-        (lambda x: collectives.scatter(x, "workers"), ValueError, "one part for each of the 6"),
-        (lambda x: collectives.all_to_all(x[0], "workers"), ValueError, "one part for each of the 6"),
+        (lambda x: collectives.scatter(x, "workers"), ValueError, "one part for each of 6"),
+        (lambda x: collectives.all_to_all(x[0], "workers"), ValueError, "one part for each of 6"),
         (lambda x: collectives.reduce_scatter(jnp.ones(6), "workers", "halving"), ValueError, "power of two"),
-        (lambda x: collectives.all_reduce(x, "workers", "torus", sides=(2, 2)), ValueError, "no place for exactly 6"),
         (lambda x: collectives.all_reduce(x, "workers", "hierarchical", group_size=4), ValueError, "do not divide 6"),
         (lambda x: collectives.all_reduce(x, "workers", "double_tree", chunks=0), ValueError, "chunks"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 1], [2]]), ValueError, "equally long"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale import costs
-from dlscale.collectives import ALGORITHMS, schedule
+from dlscale import collectives, costs
+from dlscale.collectives import ALGORITHMS
 from dlscale.costs import Hockney, Link, LogGP
 from dlscale.lab.program import Message, Round, Schedule
 
+schedule = functools.cache(lambda *arguments: collectives.schedule(*arguments))
 POSITIVE = st.floats(1e-9, 1.0)
 LINK = Link(3.0, 2.0)  # seconds, bytes a second: round numbers
 
@@ -22,9 +24,13 @@ def one_round(workers, *messages, combined=0):
     return Schedule(workers, [Round([Message(np.array([pair]), size) for pair, size in messages], combined)])
 
 
+def seconds(topology, schedule):
+    return sum(topology.parts(schedule))
+
+
 @pytest.mark.parametrize("algorithm", ["tree", "butterfly", "ring", "rabenseifner"])
 @settings(max_examples=10, deadline=None)
-@given(st.integers(0, 5), st.integers(1, 8), POSITIVE, POSITIVE)
+@given(st.sampled_from([0, 1, 3, 5]), st.sampled_from([1, 7]), POSITIVE, POSITIVE)
 def test_formulas_are_those_of_the_real_schedules(algorithm, doublings, parts, latency, per_byte):
     workers = 2**doublings
     size = 4 * parts * workers
@@ -34,11 +40,12 @@ def test_formulas_are_those_of_the_real_schedules(algorithm, doublings, parts, l
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(ALGORITHMS), st.integers(2, 9), POSITIVE, POSITIVE, POSITIVE)
+@given(st.sampled_from(ALGORITHMS), st.sampled_from([2, 5, 8]), POSITIVE, POSITIVE, POSITIVE)
 def test_models_agree_where_they_say_the_same(algorithm, workers, latency, per_byte, combine):
     found = schedule(algorithm, workers, (5 * workers,))
     hockney = Hockney(latency, per_byte, combine).time(found)
-    bisection = costs.full_bisection(workers, Link(latency, 1 / per_byte)).time(found, combine)
+    bisection = seconds(costs.full_bisection(workers, Link(latency, 1 / per_byte)), found)
+    bisection += combine * sum(combined for _, combined in found.rounds)
     single = all(np.unique(np.concatenate([m.pairs[:, s] for m in r.messages]), return_counts=True)[1].max() == 1
                  for r in found.rounds for s in (0, 1))  # fmt: skip
     assert bisection == pytest.approx(hockney) if single else bisection <= hockney * (1 + 1e-9)
@@ -59,20 +66,20 @@ def test_loggp_by_hand():
 
 def test_shared_links_by_hand():
     there_and_back = one_round(4, ((0, 1), 8), ((1, 0), 8))
-    assert costs.full_bisection(4, LINK).time(there_and_back) == 3 + 4, "both ways at once"
+    assert seconds(costs.full_bisection(4, LINK), there_and_back) == 3 + 4, "both ways at once"
     into_one = one_round(4, ((0, 3), 8), ((1, 3), 4))
-    assert costs.full_bisection(4, LINK).time(into_one) == 3 + 6, "the receiver's cable carries 12 bytes"
+    assert seconds(costs.full_bisection(4, LINK), into_one) == 3 + 6, "the receiver's cable carries 12 bytes"
     half_round = one_round(4, ((0, 2), 8), ((1, 2), 2))
-    assert costs.ring(4, LINK).time(half_round) == 2 * 3 + 5, "the cable from 1 to 2 carries 10 bytes"
-    assert costs.ring(5, LINK).time(one_round(5, ((0, 3), 8))) == 2 * 3 + 4, "the shorter way, backwards"
-    assert costs.torus(3, 4, LINK).time(one_round(12, ((0, 6), 8))) == 3 * 3 + 4, "two along the row, one down"
+    assert seconds(costs.ring(4, LINK), half_round) == 2 * 3 + 5, "the cable from 1 to 2 carries 10 bytes"
+    assert seconds(costs.ring(5, LINK), one_round(5, ((0, 3), 8))) == 2 * 3 + 4, "the shorter way, backwards"
+    assert seconds(costs.torus(3, 4, LINK), one_round(12, ((0, 6), 8))) == 3 * 3 + 4, "two along the row, one down"
     up = one_round(4, ((0, 2), 8), ((1, 3), 8))
-    assert costs.fat_tree(4, 2, 1, LINK).time(up) == 2 * 3 + 4
-    assert costs.fat_tree(4, 2, 4, LINK).time(up) == 2 * 3 + 16, "16 bytes on what now carries 1 byte a second"
+    assert seconds(costs.fat_tree(4, 2, 1, LINK), up) == 2 * 3 + 4
+    assert seconds(costs.fat_tree(4, 2, 4, LINK), up) == 2 * 3 + 16, "16 bytes on what now carries 1 byte a second"
     assert costs.fat_tree(4, 2, 4, LINK).parts(up) == (6, 16)
     machine = costs.multi_node(2, costs.full_bisection(2, Link(1, 100)), LINK)
-    assert machine.time(up) == 3 + 8, "one card for 16 bytes"
-    assert machine.time(one_round(4, ((0, 1), 100))) == 1 + 1, "within a node"
+    assert seconds(machine, up) == 3 + 8, "one card for 16 bytes"
+    assert seconds(machine, one_round(4, ((0, 1), 100))) == 1 + 1, "within a node"
 
 
 def test_dgx1_is_wired_as_it_is():
@@ -87,9 +94,9 @@ def test_dgx1_is_wired_as_it_is():
     assert without.route(0, 1) == ["PCIe 0 up", "PCIe 1 down"], "one switch for two GPUs"
     assert not any("QPI" in name for name in without.route(0, 3))
     found = schedule("ring", 8, (8 * 2**20,))
-    assert topology.time(found) == without.time(found), "3→4 and 7→0 have no NVLink, and all wait for them"
-    around = schedule("ring", 8, (8 * 2**20,), groups=[[0, 1, 2, 3, 7, 6, 5, 4]])
-    assert topology.time(around) == pytest.approx(14 * (1e-6 + 2**22 / 20e9)), "a ring of NVLinks only"
+    assert seconds(topology, found) == seconds(without, found), "3→4 and 7→0 have no NVLink, and all wait for them"
+    around = collectives.schedule("ring", 8, (8 * 2**20,), groups=[[0, 1, 2, 3, 7, 6, 5, 4]])
+    assert seconds(topology, around) == pytest.approx(14 * (1e-6 + 2**22 / 20e9)), "a ring of NVLinks only"
 
 
 MAKERS = [
@@ -103,22 +110,19 @@ MAKERS = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-@settings(max_examples=10, deadline=None)
-@given(st.sampled_from(ALGORITHMS), st.integers(1, 2000))
-def test_laws_of_every_topology(make, algorithm, length):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_laws_of_every_topology(make, algorithm):
     topology = make()
-    found, double = (schedule(algorithm, 8, (8 * length * times,)) for times in (1, 2))
+    found, double = (schedule(algorithm, 8, (8 * 123 * times,)) for times in (1, 2))
     for sender in range(8):
         for receiver in range(8):
             route = topology.route(sender, receiver)
             assert set(route) <= topology.links.keys()
             assert route or sender == receiver
-    latency, bandwidth = topology.parts(found)
-    assert topology.time(found) == pytest.approx(latency + bandwidth)
+    _, bandwidth = topology.parts(found)
     assert bandwidth <= topology.parts(double)[1] * (1 + 1e-9)
     fastest = max(link.bandwidth for link in topology.links.values())
     assert bandwidth >= found.sent().max(1).sum() / (4 * fastest) * (1 - 1e-9), "at most four cables a worker"
-    assert sum(sum(load.values()) for load in topology.loads(found)) >= found.sent().sum()
 
 
 @settings(max_examples=30, deadline=None)
@@ -143,7 +147,7 @@ def test_a_fit_finds_the_constants_again(latency, per_byte, count, seed):
         (lambda: costs.fat_tree(6, 4), "do not fill"),
         (lambda: costs.fat_tree(8, 4, 0.5), "oversubscription"),
         (lambda: costs.multi_node(0, costs.dgx1()), "nodes"),
-        (lambda: costs.dgx1().time(schedule("ring", 4, (8,))), "4 workers, DGX-1 has 8"),
+        (lambda: costs.dgx1().parts(schedule("ring", 4, (8,))), "4 workers, DGX-1 has 8"),
         (lambda: costs.formula("bush", 4, 1, 1, 1), "algorithm"),
         (lambda: costs.formula("tree", 4, math.inf, 1, 1), "size"),
         (lambda: costs.fit_hockney([8, 8], [1, 2]), "One size"),

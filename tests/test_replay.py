@@ -33,7 +33,7 @@ def end(collective, workers, root):
 
 
 @pytest.mark.parametrize("collective, algorithm", CASES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.data())
 def test_rounds_are_those_of_the_schedule_and_at_the_end_all_has_arrived(collective, algorithm, data):
     workers = data.draw(

@@ -35,7 +35,7 @@ from jax import Array, lax
 
 from dlscale.lab import checks, jax_internals, program
 
-Groups = Sequence[Sequence[int]]
+Groups = Sequence[Sequence[int]] | None  # None is one group, of all
 Op = Callable[[Array, Array], Array]
 Pairs = list[tuple[int, int]]
 
@@ -44,72 +44,53 @@ class _Group(NamedTuple):
     """This worker's position in its group, the groups' size, and how to send within all groups at once."""
 
     axis_name: str
-    groups: Groups
+    groups: list[list[int]]
     position: Array
     size: int
 
-    def send(self, x: Array, pairs: Pairs, root: int = 0) -> Array:
-        """Send x from position to position, from the root on. Who gets nothing has zeros or, if idle, its own x."""
-        at = [(root + position) % self.size for position in range(self.size)]
-        pairs = [(group[at[a]], group[at[b]]) for group in self.groups for a, b in pairs]
-        everybody = range(_workers(self.axis_name))
-        senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
-        pairs += [(w, w) for w in everybody if w not in senders | receivers]  # no message, and vmap wants them
-        if len(pairs) == len(everybody) or not jax_internals.under_vmap(self.axis_name):
-            return lax.ppermute(x, self.axis_name, pairs)
+    def send(self, x: Array, pairs: Pairs) -> Array:
+        """Send x from position to position; who gets nothing has zeros. Without pairs nothing is sent: x as it is."""
+        pairs = [(group[a], group[b]) for group in self.groups for a, b in pairs]
+        everybody = set(range(lax.axis_size(self.axis_name)))
+        if len(pairs) in (0, len(everybody)) or not jax_internals.under_vmap(self.axis_name):
+            return lax.ppermute(x, self.axis_name, pairs) if pairs else x
         # vmap takes only whole permutations: let the others send too, and throw that away
-        senders, receivers = ({pair[side] for pair in pairs} for side in (0, 1))
-        others = zip(*([w for w in everybody if w not in busy] for busy in (senders, receivers)), strict=True)
+        senders, receivers = zip(*pairs, strict=True)
+        others = zip(everybody.difference(senders), everybody.difference(receivers), strict=True)
         received = lax.ppermute(x, self.axis_name, [*pairs, *others])
-        meant = jnp.asarray([w in receivers for w in everybody])[lax.axis_index(self.axis_name)]
+        meant = (lax.axis_index(self.axis_name) == np.array(receivers)).any()
         return jnp.where(meant, received, jnp.zeros_like(x))
 
     def shift(self, x: Array, distance: int) -> Array:
         """Send x so many positions on, around the group."""
         return self.send(x, [(a, (a + distance) % self.size) for a in range(self.size)])
 
-    def table(self, values: Sequence[Any]) -> Array:
-        """values[position], for this worker."""
-        return jnp.asarray(values)[self.position]
 
-
-def _group(x: Array, axis_name: str, groups: Groups | None, op: Op | None = None) -> _Group:
+def _group(x: Array, axis_name: str, groups: Groups, op: Op | None = None, root: int = 0) -> _Group:
+    """The groups of these workers, each from its root on: its position is then the distance from the root."""
     if not hasattr(x, "shape"):
         several = "jax.tree.map takes several one by one, jax.flatten_util.ravel_pytree joins them, of mixed shapes too"
         raise TypeError(f"A collective takes one array, not a {type(x).__name__}: {several}.")
     if op and (made := jax.eval_shape(op, x, x)).shape != x.shape:
         raise ValueError(f"op must combine two arrays of shape {x.shape} into one, not into shape {made.shape}.")
-    workers = _workers(axis_name)
+    worker, workers = lax.axis_index(axis_name), lax.axis_size(axis_name)
     groups = [range(workers)] if groups is None else groups
     members = [member for group in groups for member in group]
-    if not members or len({len(group) for group in groups}) > 1 or len(set(members)) < len(members):
-        raise ValueError(f"Groups are equally long and share no worker, unlike {groups!r}.")
-    if not all(0 <= member < workers for member in members):
-        raise ValueError(f"The workers of the axis {axis_name!r} are 0 to {workers - 1}, unlike those of {groups!r}.")
-    positions = np.zeros(workers, np.int32)
-    for group in groups:
-        positions[list(group)] = range(len(group))
-    return _Group(axis_name, groups, jnp.asarray(positions)[lax.axis_index(axis_name)], len(groups[0]))
-
-
-def _workers(axis_name: str) -> int:
-    try:
-        return lax.axis_size(axis_name)
-    except NameError:
-        how = f"jax.vmap(f, axis_name={axis_name!r}), jax.pmap or jax.shard_map"
-        raise NameError(f"No axis {axis_name!r} is bound here: call the function inside {how}.") from None
-
-
-def _after(group: _Group, root: int) -> Array:
-    """This worker's distance from the root. Raises ValueError for a root outside the group."""
-    checks.whole("root", root, low=0, high=group.size - 1)
-    return (group.position - root) % group.size
+    alike = len({len(group) for group in groups}) == 1 and len(members) == len(set(members)) > 0
+    if not alike or not set(members) <= set(range(workers)):
+        who = f"of the workers of the axis {axis_name!r}, 0 to {workers - 1}"
+        raise ValueError(f"Groups, {who}, are equally long and share no worker, unlike {groups!r}.")
+    size = len(groups[0])
+    checks.whole("root", root, low=0, high=size - 1)
+    groups = [[*group[root:], *group[:root]] for group in groups]
+    positions = {member: position for group in groups for position, member in enumerate(group)}
+    position = jnp.asarray([positions.get(w, 0) for w in range(workers)])[worker]
+    return _Group(axis_name, groups, position, size)
 
 
 def _parts(x: Array, group: _Group) -> None:
-    if x.ndim == 0 or x.shape[0] != group.size:
-        wanted = f"one part for each of the {group.size} workers: shape ({group.size}, …)"
-        raise ValueError(f"x needs {wanted}, not {x.shape}.")
+    if x.shape[:1] != (group.size,):
+        raise ValueError(f"x needs one part for each of {group.size} workers: shape ({group.size}, …), not {x.shape}.")
 
 
 def _doublings(size: int) -> list[int]:
@@ -120,55 +101,50 @@ def _doublings(size: int) -> list[int]:
 # One root
 
 
-def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+def broadcast(x: Array, axis_name: str, root: int = 0, groups: Groups = None) -> Array:
     """The root's x for all, by a binomial tree: in each round all who have it send it on, ⌈log₂ P⌉ rounds."""
-    group = _group(x, axis_name, groups)
-    after = _after(group, root)
+    group = _group(x, axis_name, groups, root=root)
     for d in _doublings(group.size):
-        pairs = [(a, a + d) for a in range(d) if a + d < group.size]
-        x = jnp.where((after >= d) & (after < 2 * d), group.send(x, pairs, root), x)
+        received = group.send(x, [(a, a + d) for a in range(d) if a + d < group.size])
+        x = jnp.where((group.position >= d) & (group.position < 2 * d), received, x)
     return x
 
 
-def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Groups | None = None) -> Array:
+def reduce(x: Array, axis_name: str, root: int = 0, op: Op = jnp.add, groups: Groups = None) -> Array:
     """All workers' x, combined by `op`, at the root, and zeros elsewhere: a broadcast backwards."""
-    group = _group(x, axis_name, groups, op)
-    after = _after(group, root)
+    group = _group(x, axis_name, groups, op, root)
     for d in reversed(_doublings(group.size)):
-        pairs = [(a + d, a) for a in range(d) if a + d < group.size]
-        x = jnp.where((after < d) & (after + d < group.size), op(x, group.send(x, pairs, root)), x)
-    return jnp.where(after == 0, x, jnp.zeros_like(x))
+        received = group.send(x, [(a + d, a) for a in range(d) if a + d < group.size])
+        x = jnp.where((group.position < d) & (group.position + d < group.size), op(x, received), x)
+    return jnp.where(group.position == 0, x, jnp.zeros_like(x))
 
 
-def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+def scatter(x: Array, axis_name: str, root: int = 0, groups: Groups = None) -> Array:
     """Part i of the root's x (P, …) for worker i. Down a binomial tree, with half as much in each round."""
-    group = _group(x, axis_name, groups)
+    group = _group(x, axis_name, groups, root=root)
     _parts(x, group)
-    after = _after(group, root)
     steps = _doublings(group.size)
-    x = jnp.roll(x, -root, axis=0)
-    x = jnp.pad(x, [(0, 2 ** len(steps) - group.size)] + [(0, 0)] * (x.ndim - 1))
+    x = jnp.pad(jnp.roll(x, -root, axis=0), [(0, 2 ** len(steps) - group.size)] + [(0, 0)] * (x.ndim - 1))
     for d in reversed(steps):
-        pairs = [(a, a + d) for a in range(0, group.size, 2 * d) if a + d < group.size]
-        x = jnp.where(after % (2 * d) == d, group.send(x[d:], pairs, root), x[:d])
+        received = group.send(x[d:], [(a, a + d) for a in range(0, group.size, 2 * d) if a + d < group.size])
+        x = jnp.where(group.position % (2 * d) == d, received, x[:d])
     return x[0]
 
 
-def gather(x: Array, axis_name: str, root: int = 0, groups: Groups | None = None) -> Array:
+def gather(x: Array, axis_name: str, root: int = 0, groups: Groups = None) -> Array:
     """All workers' x as (P, …) at the root, and zeros elsewhere: a scatter backwards."""
-    group = _group(x, axis_name, groups)
-    after = _after(group, root)
+    group = _group(x, axis_name, groups, root=root)
     x = x[None]
     for d in _doublings(group.size):
-        pairs = [(a + d, a) for a in range(0, group.size, 2 * d) if a + d < group.size]
-        x = jnp.concatenate([x, group.send(x, pairs, root)])
-    return jnp.where(after == 0, jnp.roll(x[: group.size], root, axis=0), jnp.zeros((), x.dtype))
+        received = group.send(x, [(a + d, a) for a in range(0, group.size, 2 * d) if a + d < group.size])
+        x = jnp.concatenate([x, received])
+    return jnp.where(group.position == 0, jnp.roll(x[: group.size], root, axis=0), jnp.zeros((), x.dtype))
 
 
 # No root
 
 
-def all_gather(x: Array, axis_name: str, algorithm: str = "ring", groups: Groups | None = None) -> Array:
+def all_gather(x: Array, axis_name: str, algorithm: str = "ring", groups: Groups = None) -> Array:
     """All workers' x as (P, …), for all.
 
     "ring": P - 1 rounds, each passes on what the last one brought. "bruck" (Bruck et al. 1997): ⌈log₂ P⌉ rounds, in
@@ -176,30 +152,26 @@ def all_gather(x: Array, axis_name: str, algorithm: str = "ring", groups: Groups
     """
     checks.known("algorithm", algorithm, ("ring", "bruck"))
     group = _group(x, axis_name, groups)
-    return _ring_gather(x, group) if algorithm == "ring" else _bruck_gather(x, group)
-
-
-def _ring_gather(x: Array, group: _Group, direction: int = 1) -> Array:
-    parts = jnp.zeros((group.size, *x.shape), x.dtype).at[group.position].set(x)
-
-    def step(carry: tuple[Array, Array], number: Array) -> tuple[tuple[Array, Array], None]:
-        parts, passing = carry
-        passing = group.shift(passing, direction)
-        return (parts.at[(group.position - direction * number) % group.size].set(passing), passing), None
-
-    return lax.scan(step, (parts, x), jnp.arange(1, group.size))[0][0]
-
-
-def _bruck_gather(x: Array, group: _Group) -> Array:
+    if algorithm == "ring":
+        return _ring_gather(x, group)
     parts = x[None]  # those of the positions from this one on
     for d in _doublings(group.size):
         parts = jnp.concatenate([parts, group.shift(parts[: min(d, group.size - d)], -d)])
     return parts[(jnp.arange(group.size) - group.position) % group.size]
 
 
-def reduce_scatter(
-    x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups | None = None
-) -> Array:
+def _ring_gather(x: Array, group: _Group, direction: int = 1) -> Array:
+    parts = jnp.zeros((group.size, *x.shape), x.dtype).at[group.position].set(x)
+
+    def step(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        parts, passing = carry
+        passing = group.shift(passing, direction)
+        return parts.at[(group.position - direction * number) % group.size].set(passing), passing
+
+    return lax.fori_loop(1, group.size, step, (parts, x))[0]
+
+
+def reduce_scatter(x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups = None) -> Array:
     """Part i of all workers' x (P, …), combined by `op`, for worker i.
 
     "ring": P - 1 rounds of one part. "halving": log₂ P rounds, half as much in each; for powers of two only.
@@ -216,11 +188,10 @@ def reduce_scatter(
 
 
 def _ring_scatter(x: Array, group: _Group, op: Op, direction: int = 1) -> Array:
-    def step(passing: Array, number: Array) -> tuple[Array, None]:
-        return op(group.shift(passing, direction), x[(group.position - direction * number) % group.size]), None
+    def step(number: Array, passing: Array) -> Array:
+        return op(group.shift(passing, direction), x[(group.position - direction * number) % group.size])
 
-    first = x[(group.position - direction) % group.size]
-    return lax.scan(step, first, jnp.arange(2, group.size + 1))[0]
+    return lax.fori_loop(2, group.size + 1, step, x[(group.position - direction) % group.size])
 
 
 def _exchange(x: Array, group: _Group, d: int) -> Array:
@@ -242,7 +213,7 @@ def _doubling_gather(x: Array, group: _Group) -> Array:
     return x
 
 
-def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Groups | None = None) -> Array:
+def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Groups = None) -> Array:
     """Part i of worker j's x (P, …) becomes part j of worker i's result.
 
     "pairwise": P - 1 messages of one part, each straight to its worker; none waits for another, so they make one round.
@@ -266,7 +237,7 @@ def all_to_all(x: Array, axis_name: str, algorithm: str = "pairwise", groups: Gr
 
 
 def all_reduce(
-    x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups | None = None, **options: Any
+    x: Array, axis_name: str, algorithm: str = "ring", op: Op = jnp.add, groups: Groups = None, **options: Any
 ) -> Array:
     """All workers' x, combined by `op` element by element, for all.
 
@@ -275,14 +246,14 @@ def all_reduce(
     - "tree": reduce to worker 0, then broadcast.
     - "butterfly": recursive doubling, everybody exchanges all with a partner twice as far away in each round.
     - "rabenseifner" (2004; the lecture's RedScat+Gat): reduce-scatter by halving, all-gather by doubling.
-    - "torus", `sides`=(rows, columns): reduce-scatter along rows, all-reduce along columns, all-gather along rows.
+    - "torus", as nearly square as can be: reduce-scatter along rows, all-reduce along columns, all-gather along rows.
     - "hierarchical", `group_size`: reduce within groups, a ring of their first members, broadcast within groups (Jia
       et al. 2018, arXiv:1807.11205).
     - "double_tree", `chunks`: two trees, the inner workers of one the leaves of the other, each for half of x in so
       many chunks (Sanders, Speck & Träff 2009).
 
     Where the number of workers is no power of two, butterfly and rabenseifner let those beyond it hand over their x
-    first and get the result last. Sides and group size are as nearly square as can be, unless given.
+    first and get the result last. The group size is the square root of their number, or a little less, unless given.
     Raises ValueError for an unknown algorithm and for workers that it cannot serve.
     """
     checks.known("algorithm", algorithm, ALGORITHMS)
@@ -316,12 +287,10 @@ def _tree(x: Array, group: _Group, op: Op) -> Array:
 def _power_of_two(work: Callable[[Array, _Group], Array], x: Array, group: _Group, op: Op) -> Array:
     """Let `work` do with the first 2ᵏ of a group; those beyond are served by the first of them."""
     power = 2 ** (group.size.bit_length() - 1)
-    beyond = range(group.size - power)
-    received = group.send(x, [(power + a, a) for a in beyond]) if beyond else x
-    x = jnp.where(group.position < len(beyond), op(x, received), x)
-    x = work(x, group._replace(groups=[group_[:power] for group_ in group.groups], size=power))
-    received = group.send(x, [(a, power + a) for a in beyond]) if beyond else x
-    return jnp.where(group.position >= power, received, x)
+    beyond = [(power + a, a) for a in range(group.size - power)]
+    x = jnp.where(group.position < len(beyond), op(x, group.send(x, beyond)), x)
+    x = work(x, group._replace(groups=[members[:power] for members in group.groups], size=power))
+    return jnp.where(group.position >= power, group.send(x, [(a, b) for b, a in beyond]), x)
 
 
 def _butterfly(x: Array, group: _Group, op: Op) -> Array:
@@ -344,13 +313,10 @@ def _nearly_square(size: int) -> int:
     return next(side for side in range(math.isqrt(size), 0, -1) if size % side == 0)
 
 
-def _torus(x: Array, group: _Group, op: Op, sides: tuple[int, int] | None = None) -> Array:
-    rows, columns = sides or (_nearly_square(group.size), group.size // _nearly_square(group.size))
-    if rows * columns != group.size or rows < 1:
-        raise ValueError(f"A torus of {rows} × {columns} has no place for exactly {group.size} workers.")
-    grids = [np.reshape(members, (rows, columns)) for members in group.groups]
-    along_rows = [row.tolist() for grid in grids for row in grid]
-    along_columns = [column.tolist() for grid in grids for column in grid.T]
+def _torus(x: Array, group: _Group, op: Op) -> Array:
+    columns = group.size // _nearly_square(group.size)
+    along_rows = [members[i : i + columns] for members in group.groups for i in range(0, group.size, columns)]
+    along_columns = [members[i::columns] for members in group.groups for i in range(columns)]
     chunk = reduce_scatter(_chunked(x, columns), group.axis_name, "ring", op, along_rows)
     chunk = all_reduce(chunk, group.axis_name, "ring", op, along_columns)
     return _whole(all_gather(chunk, group.axis_name, "ring", along_rows), x)
@@ -367,48 +333,48 @@ def _hierarchical(x: Array, group: _Group, op: Op, group_size: int | None = None
     return broadcast(x, group.axis_name, 0, small)
 
 
-def _binary_tree(size: int, shift: int) -> list[tuple[int, int, int]]:
-    """(parent, depth, which child of it) of each position; inner are odd positions with shift 0, even ones with 1."""
-    found = [(0, 0, 0)] * size
+def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
+    halves, count = _chunked(x, 2), checks.whole("chunks", chunks)
+    done = [_pipelined_tree(half, group, op, count, _binary_tree(group.size, i)) for i, half in enumerate(halves)]
+    return _whole(jnp.stack(done), x)
 
-    def build(start: int, stop: int, parent: int, depth: int, child: int) -> None:
+
+def _binary_tree(size: int, shift: int) -> list[tuple[int, int, int, int]]:
+    """(child, parent, depth of the child, 0 for a left and 1 for a right one), all positions but that of the root.
+
+    Inner are odd positions with shift 0, even ones with 1.
+    """
+    found = []
+
+    def build(start: int, stop: int, parent: int, depth: int, side: int) -> None:
         if start < stop:
             root = start + 2 ** ((stop - start).bit_length() - 1) - 1
-            found[(root + shift) % size] = ((parent + shift) % size, depth, child)
+            found.append(((root + shift) % size, (parent + shift) % size, depth, side))
             build(start, root, root, depth + 1, 0)
             build(root + 1, stop, root, depth + 1, 1)
 
     build(0, size, 0, 0, 0)
-    return found
+    return sorted(found[1:])
 
 
-def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
-    checks.whole("chunks", chunks)
-    halves = _chunked(x, 2)
-    done = [_pipelined_tree(half, group, op, chunks, _binary_tree(group.size, i)) for i, half in enumerate(halves)]
-    return _whole(jnp.stack(done), x)
-
-
-def _pipelined_tree(x: Array, group: _Group, op: Op, count: int, tree: list[tuple[int, int, int]]) -> Array:
+def _pipelined_tree(x: Array, group: _Group, op: Op, count: int, tree: list[tuple[int, int, int, int]]) -> Array:
     """Up and down the tree, chunk after chunk: in a round each worker deals with the chunk that its depth is due."""
-    chunks, deepest = _chunked(x, count), max(depth for _, depth, _ in tree)
+    deepest = max(depth for _, _, depth, _ in tree)
+    chunks = jnp.pad(_chunked(x, count), [(0, 1), (0, 0)])  # one more, for those who get nothing
 
-    def one_round(chunks: Array, due: list[int], up: bool) -> Array:
-        """Position v sends chunk due[v], if there is one, to its parent or its children; `op` joins what comes up."""
-        sending = chunks[group.table(np.clip(due, 0, count - 1))]
-        for child in (0, 1):
-            edges = [(v, p) if up else (p, v) for v, (p, depth, which) in enumerate(tree) if depth and which == child]
-            pairs = [(a, b) for a, b in edges if 0 <= due[a] < count]
-            if pairs:
-                received, number = group.send(sending, pairs), {b: due[a] for a, b in pairs}
-                at = group.table([number.get(v, 0) for v in range(group.size)])
-                new = op(chunks[at], received) if up else received
-                new = jnp.where(group.table([v in number for v in range(group.size)]), new, chunks[at])
-                chunks = chunks.at[at].set(new)
-        return chunks
+    def table(chunk_of: dict[int, int]) -> Array:
+        return jnp.asarray([chunk_of.get(position, count) for position in range(group.size)])[group.position]
 
     for up, t in itertools.product((True, False), range(count + deepest - 1)):
-        chunks = one_round(chunks, [t - (deepest - depth if up else depth) for _, depth, _ in tree], up)
+        due = [(edge, t - (deepest - edge[2] if up else edge[2] - 1)) for edge in tree]
+        messages = [((c, p) if up else (p, c), side, chunk) for (c, p, _, side), chunk in due if 0 <= chunk < count]
+        sending = chunks[table({a: chunk for (a, _), _, chunk in messages})]
+        for side in (0, 1):
+            now = [(pair, chunk) for pair, which, chunk in messages if which == side]
+            if now:
+                at = table({b: chunk for (_, b), chunk in now})
+                received = group.send(sending, [pair for pair, _ in now])
+                chunks = chunks.at[at].set(op(chunks[at], received) if up else received)
     return _whole(chunks, x)
 
 
@@ -430,9 +396,8 @@ def schedule(
 
     `algorithm` is None for operations that have only one. Raises ValueError for what the operation refuses.
     """
-    checks.whole("workers", workers)
-    f = operation(collective, algorithm, **options)
-    return program.schedule(f, workers, jax.ShapeDtypeStruct(tuple(shape), dtype))
+    x = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return program.schedule(operation(collective, algorithm, **options), checks.whole("workers", workers), x)
 
 
 def operation(collective: str, algorithm: str | None = None, **options: Any) -> Callable[[Array], Array]:

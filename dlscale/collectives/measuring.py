@@ -7,14 +7,11 @@ be laid beside its own: a size is what one worker has in the end or, for scatter
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import os
 import re
-import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -29,24 +26,25 @@ from dlscale import collectives
 from dlscale.lab import checks, devices
 from dlscale.lab.processes import PeerLost, peers, serve
 
+ROOTED = ("broadcast", "reduce", "scatter", "gather")
 ALGORITHMS = {  # "xla" is JAX's own; those with one root know one algorithm, a binomial tree
     "all_reduce": ("xla", *collectives.ALGORITHMS),
     "all_gather": ("xla", "ring", "bruck"),
     "reduce_scatter": ("xla", "ring", "halving"),
     "all_to_all": ("xla", "pairwise", "bruck"),
-    **dict.fromkeys(("broadcast", "reduce", "scatter", "gather"), ("tree",)),
+    **dict.fromkeys(ROOTED, ("tree",)),
 }
 XLA = {
-    "all_reduce": lax.psum,
-    "all_gather": lax.all_gather,
-    "reduce_scatter": lax.psum_scatter,
-    "all_to_all": functools.partial(lax.all_to_all, split_axis=0, concat_axis=0),
+    "all_reduce": lambda x: lax.psum(x, "workers"),
+    "all_gather": lambda x: lax.all_gather(x, "workers"),
+    "reduce_scatter": lambda x: lax.psum_scatter(x, "workers"),
+    "all_to_all": lambda x: lax.all_to_all(x, "workers", split_axis=0, concat_axis=0),
 }
 WHOLE = ("all_reduce", "broadcast", "reduce")  # every worker gives an array of the full size
 IN_PARTS = ("scatter", "reduce_scatter", "all_to_all")  # every worker gives a part for each other
 DTYPES = ("float32", "float16", "bfloat16", "int32", "int8", "uint8")
 PERIOD = 1021  # a prime, so that no chunk of the data looks like its neighbour
-EMULATED = 8  # devices, unless another number is asked for
+DEVICES, EMULATED = "emulated devices", 8  # so many, unless another number is asked for
 COPIES = 7  # of a worker's data at the same time: input, result, what NumPy expects, and those on the way
 UNITS = ("", "K", "M", "G")
 
@@ -85,17 +83,6 @@ class Row(NamedTuple):
         return factors.get(self.collective, share) * self.algorithm_bandwidth
 
 
-class Skipped(NamedTuple):
-    """A measurement that an algorithm cannot serve, and its reason."""
-
-    collective: str
-    algorithm: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.collective} by {self.algorithm} is left out: {self.reason}"
-
-
 class Workers(NamedTuple):
     """Who measures, told before the first row: how many, of which `kind`, and the number of the process that tells."""
 
@@ -104,7 +91,7 @@ class Workers(NamedTuple):
     process: int = 0
 
 
-Entry = Workers | Row | Skipped
+Entry = Workers | Row | str  # a text says which measurement is left out, since the algorithm cannot serve, and why
 
 
 def parse_size(text: str) -> int:
@@ -123,14 +110,13 @@ def show_size(size: int) -> str:
 
 def sizes(low: int = 8, high: int = 2 * 2**20, factor: int = 8) -> tuple[int, ...]:
     """low, low · factor, … up to high, in bytes. Raises ValueError if there is none."""
-    checks.whole("min", low)
     checks.whole("factor", factor, low=2)
     if low > high:
         raise ValueError(f"The smallest size, {show_size(low)}, is above the largest, {show_size(high)}.")
     return tuple(low * factor**k for k in range(high.bit_length()) if low * factor**k <= high)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurements:
     """What to measure: each collective with those of the algorithms that it knows (None: all), at each size in bytes.
 
@@ -145,112 +131,107 @@ class Measurements:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for field in ("collectives", "sizes"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))  # of arrays and ranges too
-        for collective in self.collectives:
-            checks.known("collective", collective, ALGORITHMS)
-        every = dict.fromkeys(name for collective in self.collectives for name in ALGORITHMS[collective])
-        for algorithm in self.algorithms or ():
-            checks.known("algorithm", algorithm, every)
-        for collective in self.collectives:
-            if not self.served(collective):
-                known = ", ".join(ALGORITHMS[collective])
-                raise ValueError(f"None of the algorithms asked for does {collective}: it is done by {known}.")
-        for size in self.sizes:
-            checks.whole("A size", size)
-        if not self.collectives or not self.sizes:
+        known = {name: ALGORITHMS[checks.known("collective", name, ALGORITHMS)] for name in self.collectives}
+        every = dict.fromkeys(algorithm for algorithms in known.values() for algorithm in algorithms)
+        chosen = every if self.algorithms is None else [checks.known("algorithm", a, every) for a in self.algorithms]
+        self.served = {name: [a for a in algorithms if a in chosen] for name, algorithms in known.items()}
+        for name, served in self.served.items():
+            if not served:
+                raise ValueError(f"No algorithm asked for does {name}: it is done by {', '.join(known[name])}.")
+        self.sizes = [checks.whole("A size", size) for size in self.sizes]
+        if not self.served or not self.sizes:
             raise ValueError("Measurements need at least one collective and one size.")
         checks.whole("repeats", self.repeats)
         checks.whole("warmup", self.warmup, low=0)
         checks.known("dtype", self.dtype, DTYPES)
 
-    def served(self, collective: str) -> list[str]:
-        """The algorithms to measure of this collective."""
-        return [name for name in ALGORITHMS[collective] if self.algorithms is None or name in self.algorithms]
-
     def entries(self, workers: int) -> list[tuple[str, str, int]]:
         """(collective, algorithm, size) of all measurements, sizes rounded up to what can be split among workers."""
         return list(dict.fromkeys(
-            (collective, algorithm, _count(collective, size, self.dtype, workers)[1])
-            for collective in self.collectives for size in sorted(self.sizes) for algorithm in self.served(collective)
+            (name, algorithm, size + -size % _unit(name, self.dtype, workers))
+            for name, algorithms in self.served.items() for size in sorted(self.sizes) for algorithm in algorithms
         ))  # fmt: skip
 
     def check_memory(self, workers: int) -> None:
         """Raise ValueError if the largest size needs more memory than is free, with so many workers on this machine."""
         largest, free = max(self.sizes), devices.memory().available
         if (needed := largest * workers * COPIES) > free:
-            raise ValueError(
-                f"{show_size(largest)}B with {workers} workers on one machine need about {needed / 2**30:.1f} GiB, "
-                f"but {free / 2**30:.1f} GiB are free: choose a smaller largest size or fewer workers."
-            )
+            needs = f"{show_size(largest)}B with {workers} workers on one machine need about {needed / 2**30:.1f} GiB"
+            advice = f"{free / 2**30:.1f} GiB are free: choose a smaller largest size or fewer workers"
+            raise ValueError(f"{needs}, but {advice}.")
 
 
-def _count(collective: str, size: int, dtype: str, workers: int) -> tuple[int, int]:
-    """Elements of a worker's array, or of one of its parts, and the bytes that they make in total."""
-    unit = jnp.dtype(dtype).itemsize * (1 if collective in WHOLE else workers)
-    count = math.ceil(size / unit)
-    return count, count * unit
+def _unit(collective: str, dtype: str, workers: int) -> int:
+    """Bytes of one element of a worker's array, or of one in each of its parts."""
+    return jnp.dtype(dtype).itemsize * (1 if collective in WHOLE else workers)
 
 
 # Measuring, in a process that sees all workers or belongs to a group that does
 
 
-class _Measurement:
-    """A compiled collective with its data."""
+def run(what: Measurements, mesh: Mesh, kind: str) -> Iterator[Entry]:
+    """Measure all in this process, or in each process of its group; each entry comes as soon as it is there."""
+    yield Workers(mesh.size, kind, jax.process_index())
+    for collective, algorithm, size in what.entries(mesh.size):
+        try:
+            entry = _measure(collective, algorithm, size, what, mesh)
+        except ValueError as error:
+            entry = f"{collective} by {algorithm} is left out: {error}"
+        yield entry
 
-    def __init__(self, collective: str, algorithm: str, size: int, dtype: str, mesh: Mesh) -> None:
-        """Raises ValueError for workers that the algorithm cannot serve."""
-        self.name, self.workers, self.dtype = (collective, algorithm), mesh.size, jnp.dtype(dtype)
-        count, self.bytes = _count(collective, size, dtype, mesh.size)
-        self.shape = (mesh.size, count) if collective in IN_PARTS else (count,)
-        axis_name, spec = mesh.axis_names[0], PartitionSpec(mesh.axis_names[0])
-        self.x = jax.make_array_from_callback(
-            (mesh.size, *self.shape), NamedSharding(mesh, spec), lambda index: self.values([index[0].start or 0])[None]
-        )
 
-        def work(x: jax.Array) -> jax.Array:
-            if algorithm == "xla":
-                return XLA[collective](x[0], axis_name)[None]
-            options = {} if algorithm == "tree" and collective != "all_reduce" else {"algorithm": algorithm}
-            return collectives.COLLECTIVES[collective](x[0], axis_name, **options)[None]
+def _measure(collective: str, algorithm: str, size: int, what: Measurements, mesh: Mesh) -> Row:
+    """One row. Processes start each repeat together, and the slowest of them counts.
 
-        program = jax.jit(jax.shard_map(work, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-        self.run = program.lower(self.x).compile()
+    Raises ValueError for workers that the algorithm cannot serve.
+    """
+    workers, dtype, spec = mesh.size, jnp.dtype(what.dtype), PartitionSpec(mesh.axis_names)
+    count = size // _unit(collective, what.dtype, workers)
+    shape = (workers, count) if collective in IN_PARTS else (count,)
+    own = None if collective in ROOTED else algorithm  # they have only one
+    f = XLA[collective] if algorithm == "xla" else collectives.operation(collective, own)
+    highest = max(2, min(5, 256 // workers))  # whole numbers whose sums are exact in every dtype
+    numbers = np.outer(range(1, workers + 1), range(1, PERIOD + 1)) % PERIOD % highest  # of each worker
 
-    def values(self, ranks: Sequence[int]) -> np.ndarray:
-        """The sum of these workers' inputs: whole numbers, small enough to be exact in every dtype."""
-        highest = max(2, min(5, 256 // self.workers))
-        tables = (np.arange(1, PERIOD + 1) * (rank + 1) % PERIOD % highest for rank in ranks)
-        return np.resize(sum(tables, np.zeros(PERIOD, int)).astype(self.dtype), self.shape)
+    def inputs(ranks: Sequence[int]) -> np.ndarray:
+        """The sum of what these workers give."""
+        return np.resize(numbers[list(ranks)].sum(axis=0).astype(dtype), shape)
 
-    def take(self, repeats: int, warmup: int) -> Row:
-        """Run and time it. Processes start each repeat together, and the slowest of them counts."""
-        seconds = []
-        for _ in range(warmup + repeats):
-            _of_all_processes(np.zeros(1, np.float32))
-            start = time.perf_counter()
-            result = jax.block_until_ready(self.run(self.x))
-            seconds.append(time.perf_counter() - start)
-        right = all(map(self.right, result.addressable_shards))
-        reports = _of_all_processes(np.array([*seconds[warmup:], right], np.float32))
-        times = reports[:, :-1].max(axis=0).tolist()
-        return Row(*self.name, self.workers, jax.process_count(), self.bytes, str(self.dtype), min(times),
-                   statistics.median(times), bool(reports[:, -1].all()))  # fmt: skip
+    def right(shard: Any) -> bool:
+        rank, found = shard.index[0].start or 0, np.asarray(shard.data)[0]
+        return found.dtype == dtype and np.array_equal(found, _expected(collective, rank, workers, inputs))
 
-    def right(self, shard: Any) -> bool:
-        """Whether one worker's result is what NumPy says."""
-        rank, found, everybody = shard.index[0].start or 0, np.asarray(shard.data)[0], range(self.workers)
-        wanted = {
-            "broadcast": lambda: self.values([0]),
-            "reduce": lambda: self.values(everybody if rank == 0 else []),
-            "scatter": lambda: self.values([0])[rank],
-            "gather": lambda: np.stack([self.values([w] if rank == 0 else []) for w in everybody]),
-            "all_gather": lambda: np.stack([self.values([w]) for w in everybody]),
-            "reduce_scatter": lambda: self.values(everybody)[rank],
-            "all_to_all": lambda: np.stack([self.values([w])[rank] for w in everybody]),
-            "all_reduce": lambda: self.values(everybody),
-        }[self.name[0]]()
-        return found.dtype == self.dtype and np.array_equal(found, wanted)
+    x = jax.make_array_from_callback(
+        (workers, *shape), NamedSharding(mesh, spec), lambda index: inputs([index[0].start or 0])[None]
+    )
+    on_mesh = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    program = jax.jit(on_mesh).lower(x).compile()
+    seconds = []
+    for _ in range(what.warmup + what.repeats):
+        _of_all_processes(np.zeros(1, np.float32))
+        start = time.perf_counter()
+        result = jax.block_until_ready(program(x))
+        seconds.append(time.perf_counter() - start)
+    all_right = all(map(right, result.addressable_shards))
+    reports = _of_all_processes(np.array([*seconds[what.warmup :], all_right], np.float32))
+    times = reports[:, :-1].max(axis=0).astype(float)
+    return Row(collective, algorithm, workers, jax.process_count(), size, what.dtype, float(times.min()),
+               float(np.median(times)), bool(reports[:, -1].all()))  # fmt: skip
+
+
+def _expected(collective: str, rank: int, workers: int, inputs: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
+    """One worker's result; `inputs` gives the sum of what some workers give."""
+    everybody = range(workers)
+    return {
+        "broadcast": lambda: inputs([0]),
+        "reduce": lambda: inputs(everybody if rank == 0 else []),
+        "scatter": lambda: inputs([0])[rank],
+        "gather": lambda: np.stack([inputs([w] if rank == 0 else []) for w in everybody]),
+        "all_gather": lambda: np.stack([inputs([w]) for w in everybody]),
+        "reduce_scatter": lambda: inputs(everybody)[rank],
+        "all_to_all": lambda: np.stack([inputs([w])[rank] for w in everybody]),
+        "all_reduce": lambda: inputs(everybody),
+    }[collective]()
 
 
 def _of_all_processes(values: np.ndarray) -> np.ndarray:
@@ -258,39 +239,21 @@ def _of_all_processes(values: np.ndarray) -> np.ndarray:
     return np.reshape(multihost_utils.process_allgather(values), (jax.process_count(), *values.shape))
 
 
-def warn(entry: Entry) -> None:
-    """Warn of what is left out."""
-    if isinstance(entry, Skipped):
-        warnings.warn(str(entry), stacklevel=3)  # who called `processes`
-
-
-def run(what: Measurements, mesh: Mesh, tell: Callable[[Entry], object]) -> None:
-    """Measure all in this process, or in each process of its group. `tell` hears of each entry at once."""
-    processes, first = jax.process_count(), mesh.devices.flat[0]
-    kind = "emulated devices" if first.platform == "cpu" else first.device_kind
-    tell(Workers(mesh.size, kind if processes == 1 else f"{processes} processes", jax.process_index()))
-    for collective, algorithm, size in what.entries(mesh.size):
-        try:
-            measurement = _Measurement(collective, algorithm, size, what.dtype, mesh)
-        except ValueError as error:
-            tell(Skipped(collective, algorithm, str(error)))
-        else:
-            tell(measurement.take(what.repeats, what.warmup))
-
-
-def local_mesh(count: int | None = None) -> Mesh:
-    """Workers of this process: `count` emulated devices; without it, all accelerators, or 8 emulated devices if less
-    than two are found. Raises DeviceError if JAX has started with too few.
+def alone(what: Measurements, count: int | None) -> Iterator[Entry]:
+    """Measure among devices of this process: so many emulated ones; without a number all accelerators, or 8 emulated
+    devices if less than two are found. Raises ValueError if JAX has started with too few.
     """
     wanted = EMULATED if count is None else checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started
         jax.config.update("jax_num_cpu_devices", wanted)
-    found = jax.devices()
-    if found[0].platform == "cpu":
-        return devices.mesh(wanted)
-    if count or len(found) < 2:
-        found = jax.devices("cpu")[:wanted]
-    return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
+    found, kind = jax.devices(), DEVICES
+    if count is None and found[0].platform != "cpu" and len(found) > 1:
+        wanted, kind = len(found), found[0].device_kind
+    else:
+        found = jax.devices("cpu")
+        what.check_memory(wanted)
+    automatic = (jax.sharding.AxisType.Auto,)
+    yield from run(what, jax.make_mesh((wanted,), ("workers",), axis_types=automatic, devices=found), kind)
 
 
 RANKS = {  # what names the number of a process, and that of all processes
@@ -324,44 +287,45 @@ def join() -> object:
 # A group of processes
 
 
-def processes(
-    count: int | None, timeout: float = 120, tell: Callable[[Entry], object] = warn, **measurements: Any
-) -> list[Row]:
-    """Take `Measurements` (its fields as keywords) among `count` new processes on 127.0.0.1, one worker each.
+def processes(count: int, timeout: float = 120, **measurements: Any) -> list[Row]:
+    """The rows of `Measurements` (its fields as keywords) among so many new processes of this machine, as `group` does.
+
+    Warns of what is left out. Raises ValueError for what is impossible, and PeerLost.
+    """
+    entries = list(group(Measurements(**measurements), count, timeout))
+    for left_out in (entry for entry in entries if isinstance(entry, str)):
+        warnings.warn(left_out, stacklevel=2)
+    return [entry for entry in entries if isinstance(entry, Row)]
+
+
+def group(what: Measurements, count: int | None, timeout: float) -> Iterator[Entry]:
+    """Measure among `count` new processes on 127.0.0.1, one worker each; each entry comes as soon as it is there.
 
     None: this process belongs to a group that was started elsewhere (`launched`); one new process joins it. Processes
     are watched from here, since survivors of a dead peer may hang: when one ends, when nothing was measured for
-    `timeout` seconds, and whenever this call is left, all that were started here are ended. `tell` hears of each entry
-    as soon as it is there. Raises ValueError for what is impossible, and PeerLost, which says what happened.
+    `timeout` seconds, and whenever this generator is closed, all that were started here are ended. Raises ValueError
+    for what is impossible, and PeerLost, which says what happened.
     """
-    what = Measurements(**measurements)
-    checks.finite("timeout", timeout)
+    checks.finite("timeout", timeout, low=1)
     if count is not None:
         what.check_memory(checks.whole("processes", count))
     told: list[Entry] = []
-    rows: list[Row] = []
     try:
         with contextlib.closing(peers(__name__, count, {"what": asdict(what)}, timeout)) as messages:
             for _, message in messages:
-                for entry in (kind(*message[name]) for name, kind in KINDS.items() if name in message):
-                    if isinstance(entry, Workers) and count:
-                        entry = Workers(count, "processes of this machine")
-                    if [entry] != told[:1]:  # only the first says more than that it is there
-                        told.append(entry)
-                        rows += [entry] if isinstance(entry, Row) else []
-                        tell(entry)
+                for name in KINDS.keys() & message:
+                    told.append(KINDS[name](message[name]))
+                    yield told[-1]
     except PeerLost as error:
         if not told:
             raise PeerLost(f"{error}, before they had found each other.") from None
-        entries = what.entries(told[0].count)
-        collective, algorithm, size = entries[min(len(told), len(entries)) - 1]
-        where = f"at {collective} by {algorithm}, {show_size(size)}B"
-        done = f"The others were ended. {len(rows)} of {len(entries)} rows are there."
-        raise PeerLost(f"{error}, {where}. {done}") from None
-    return rows
+        entries, rows = what.entries(told[0].count), sum(isinstance(entry, Row) for entry in told)
+        collective, algorithm, size = entries[: len(told)][-1]
+        where = f"at {collective} by {algorithm}, {show_size(size)}B. The others were ended"
+        raise PeerLost(f"{error}, {where}. {rows} of {len(entries)} rows are there.") from None
 
 
-KINDS = {"joined": Workers, "row": Row, "skipped": Skipped}
+KINDS = {"joined": Workers._make, "row": Row._make, "left_out": str}  # of messages
 
 
 def work(order: dict[str, Any], say: Callable[..., None]) -> None:
@@ -371,13 +335,10 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
         devices.connect(order["coordinator"], order["processes"], order["process"])
     else:
         join()
-    silent = order.get("process", 0) > 0
-
-    def tell(entry: Entry) -> None:
-        if not silent or isinstance(entry, Workers):
-            say(**{name: entry for name, kind in KINDS.items() if isinstance(entry, kind)})
-
-    run(Measurements(**order["what"]), devices.mesh(), tell)
+    kind = "processes of this machine" if "coordinator" in order else f"{jax.process_count()} processes"
+    for entry in run(Measurements(**order["what"]), devices.mesh(), kind):
+        if order.get("process", 0) == 0:
+            say(**{"joined" if isinstance(entry, Workers) else "row" if isinstance(entry, Row) else "left_out": entry})
 
 
 if __name__ == "__main__":

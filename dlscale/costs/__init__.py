@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from dlscale.lab import checks
-from dlscale.lab.program import Schedule
+from dlscale.lab.program import Message, Schedule
 
 
 class Link(NamedTuple):
@@ -39,8 +40,31 @@ COMBINE = 1 / 10e9  # seconds to add a byte to another, of a processor that read
 # Models of a message
 
 
+class _Model:
+    """Constants that are times, and the time of a schedule: that of its rounds, one after another."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            checks.finite(name, value)
+
+    def time(self, schedule: Schedule) -> float:
+        """Seconds that the schedule takes."""
+        total = 0.0
+        for messages, combined in schedule.rounds:
+            total += self._sending(messages, schedule.workers) + combined * self.combine
+        return total
+
+
+def _for_each_worker(of: Callable[[int], float], messages: Sequence[Message], workers: int) -> np.ndarray:
+    """(2, workers) the sums of `of(bytes)` over the messages that each worker sends, and over those it receives."""
+    sums = np.zeros((2, workers))
+    for pairs, size in messages:
+        np.add.at(sums, ([[0], [1]], pairs.T), of(size))
+    return sums
+
+
 @dataclass(frozen=True)
-class Hockney:
+class Hockney(_Model):
     """A message of n bytes takes latency + n · per_byte, and combining it n · combine (α, β, γ; Hockney 1994).
 
     A worker sends one message at a time and receives one at a time, both at once.
@@ -51,23 +75,12 @@ class Hockney:
     per_byte: float
     combine: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def time(self, schedule: Schedule) -> float:
-        """Seconds that the schedule takes."""
-        total = 0.0
-        for messages, combined in schedule.rounds:
-            busy = np.zeros((2, schedule.workers))
-            for pairs, size in messages:
-                for side in (0, 1):
-                    np.add.at(busy[side], pairs[:, side], self.latency + size * self.per_byte)
-            total += busy.max(initial=0) + combined * self.combine
-        return total
+    def _sending(self, messages: Sequence[Message], workers: int) -> float:
+        return _for_each_worker(lambda size: self.latency + size * self.per_byte, messages, workers).max(initial=0)
 
 
 @dataclass(frozen=True)
-class LogGP:
+class LogGP(_Model):
     """Latency L, overhead o of a send and of a receive, gap g between two messages of a worker, gap G for each further
     byte of one (Culler et al. 1993; Alexandrov et al. 1995). LogP is LogGP with G = 0.
 
@@ -81,28 +94,13 @@ class LogGP:
     gap_per_byte: float = 0.0
     combine: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def time(self, schedule: Schedule) -> float:
-        """Seconds that the schedule takes."""
-        total = 0.0
-        for messages, combined in schedule.rounds:
-            count, long = np.zeros((2, schedule.workers)), np.zeros((2, schedule.workers))
-            for pairs, size in messages:
-                for side in (0, 1):
-                    np.add.at(count[side], pairs[:, side], 1)
-                    np.add.at(long[side], pairs[:, side], (size - 1) * self.gap_per_byte)
-            between = np.maximum(count - 1, 0) * max(self.overhead, self.gap)
-            if messages:
-                total += (long + between).max() + 2 * self.overhead + self.latency
-            total += combined * self.combine
-        return total
-
-
-def _check(model: Hockney | LogGP) -> None:
-    for name, value in vars(model).items():
-        checks.finite(name, value)
+    def _sending(self, messages: Sequence[Message], workers: int) -> float:
+        if not messages:
+            return 0.0
+        count = _for_each_worker(lambda _: 1, messages, workers)
+        long = _for_each_worker(lambda size: (size - 1) * self.gap_per_byte, messages, workers)
+        between = np.maximum(count - 1, 0) * max(self.overhead, self.gap)
+        return (long + between).max() + 2 * self.overhead + self.latency
 
 
 # Machines
@@ -117,49 +115,49 @@ class Topology:
     links: dict[str, Link]
     route: Callable[[int, int], Sequence[str]] = field(repr=False)
 
-    def loads(self, schedule: Schedule) -> list[dict[str, int]]:
-        """For each round, the bytes that pass each link. Raises ValueError for a schedule of other workers."""
-        if schedule.workers != self.workers:
-            raise ValueError(f"The schedule is for {schedule.workers} workers, {self.name} has {self.workers}.")
-        loads = []
-        for messages, _ in schedule.rounds:
-            load: dict[str, int] = {}
-            for pairs, size in messages:
-                for sender, receiver in pairs.tolist():
-                    for link in self.route(sender, receiver):
-                        load[link] = load.get(link, 0) + size
-            loads.append(load)
-        return loads
-
-    def time(self, schedule: Schedule, combine: float = 0.0) -> float:
-        """Seconds that the schedule takes: messages on the same link share its bandwidth.
+    def parts(self, schedule: Schedule) -> tuple[float, float]:
+        """Seconds of latency and seconds of bandwidth that the schedule takes, without combining.
 
         A worker may send on several links at once. A message takes the latencies of its links, and as long as the most
-        crowded of them needs for all that passes it in this round; `combine` is the time to combine a byte.
+        crowded of them needs for all that passes it in this round; a round takes what its slowest message takes.
+        Raises ValueError for a schedule of another number of workers.
         """
-        latency, bandwidth = self.parts(schedule)
-        return latency + bandwidth + combine * sum(combined for _, combined in schedule.rounds)
-
-    def parts(self, schedule: Schedule) -> tuple[float, float]:
-        """The same without combining, as seconds of latency and seconds of bandwidth."""
+        if schedule.workers != self.workers:
+            raise ValueError(f"The schedule is for {schedule.workers} workers, {self.name} has {self.workers}.")
         parts = np.zeros(2)
-        for (messages, _), load in zip(schedule.rounds, self.loads(schedule), strict=True):
-            longest = (0.0, 0.0)
-            for sender, receiver in (pair for pairs, _ in messages for pair in pairs.tolist()):
-                route = self.route(sender, receiver)
-                latency = sum(self.links[link].latency for link in route)
-                longest = max(
-                    longest, (latency, max(load[link] / self.links[link].bandwidth for link in route)), key=sum
-                )
-            parts += longest
+        for messages, _ in schedule.rounds:
+            sent = [(self.route(*pair), size) for pairs, size in messages for pair in pairs.tolist()]
+            load: Counter[str] = Counter()  # bytes that pass each link
+            for route, size in sent:
+                load.update(dict.fromkeys(route, size))
+            latencies = (sum(self.links[name].latency for name in route) for route, _ in sent)
+            crowded = (max(load[name] / self.links[name].bandwidth for name in route) for route, _ in sent)
+            parts += max(zip(latencies, crowded, strict=True), key=sum, default=(0.0, 0.0))
         return float(parts[0]), float(parts[1])
+
+
+def _switched(name: str, workers: int, latency: float, cables: Mapping[str, tuple[int, float]]) -> Topology:
+    """A tree of switches: for each kind of cable, from the bottom up, how many workers share one, and its bandwidth.
+
+    A message passes, up and down again, the cables that its sender does not share with its receiver.
+    """
+    links = {
+        f"{kind} {number} {way}": Link(latency, bandwidth)
+        for kind, (below, bandwidth) in cables.items()
+        for number in range(checks.whole("workers", workers) // below) for way in ("up", "down")
+    }  # fmt: skip
+
+    def route(sender: int, receiver: int) -> list[str]:
+        passed = [(kind, below) for kind, (below, _) in cables.items() if sender // below != receiver // below]
+        up = [f"{kind} {sender // below} up" for kind, below in passed]
+        return up + [f"{kind} {receiver // below} down" for kind, below in reversed(passed)]
+
+    return Topology(name, workers, links, route)
 
 
 def full_bisection(workers: int, link: Link = INFINIBAND) -> Topology:
     """Every worker has one cable to a switch that is never the bottleneck; a message has the latency of one `link`."""
-    half = link._replace(latency=link.latency / 2)
-    links = {f"{way} {worker}": half for worker in range(checks.whole("workers", workers)) for way in ("up", "down")}
-    return Topology("full bisection", workers, links, lambda a, b: (f"up {a}", f"down {b}"))
+    return _switched("full bisection", workers, link.latency / 2, {"worker": (1, link.bandwidth)})
 
 
 def ring(workers: int, link: Link = INFINIBAND) -> Topology:
@@ -170,8 +168,7 @@ def ring(workers: int, link: Link = INFINIBAND) -> Topology:
     def route(sender: int, receiver: int) -> list[str]:
         ahead = (receiver - sender) % workers
         step, hops = (1, ahead) if 2 * ahead <= workers else (-1, workers - ahead)
-        stops = [(sender + step * hop) % workers for hop in range(hops + 1)]
-        return [f"{a}→{b}" for a, b in itertools.pairwise(stops)]
+        return [f"{(sender + step * hop) % workers}→{(sender + step * (hop + 1)) % workers}" for hop in range(hops)]
 
     return Topology("ring", workers, links, route)
 
@@ -201,17 +198,8 @@ def fat_tree(workers: int, per_switch: int, oversubscription: float = 1.0, link:
     checks.finite("oversubscription", oversubscription, low=1.0)
     if workers % per_switch:
         raise ValueError(f"{workers} workers do not fill switches of {per_switch}.")
-    half = link._replace(latency=link.latency / 2)
-    trunk = half._replace(bandwidth=link.bandwidth * per_switch / oversubscription)
-    links = {f"{way} {worker}": half for worker in range(workers) for way in ("up", "down")}
-    links |= {f"switch {s} {way}": trunk for s in range(workers // per_switch) for way in ("up", "down")}
-
-    def route(sender: int, receiver: int) -> list[str]:
-        here, there = sender // per_switch, receiver // per_switch
-        middle = [] if here == there else [f"switch {here} up", f"switch {there} down"]
-        return [f"up {sender}", *middle, f"down {receiver}"]
-
-    return Topology("fat tree", workers, links, route)
+    cables = {"worker": (1, link.bandwidth), "switch": (per_switch, link.bandwidth * per_switch / oversubscription)}
+    return _switched("fat tree", workers, link.latency / 2, cables)
 
 
 def dgx1(nvlink: bool = True) -> Topology:
@@ -220,22 +208,17 @@ def dgx1(nvlink: bool = True) -> Topology:
     GPUs 0 to 3 are all connected, so are 4 to 7, and each GPU i with i + 4. What has no NVLink goes through PCIe
     switches and, between the halves, through QPI; with `nvlink` False all does.
     """
-    quads = [(a, b) for quad in (range(4), range(4, 8)) for a in quad for b in quad if a != b]
-    direct = {*quads, *((a, (a + 4) % 8) for a in range(8))} if nvlink else set()
-    links = {f"NVLink {a}→{b}": NVLINK for a, b in direct}
-    links |= {f"PCIe {gpu} {way}": PCIE for gpu in range(8) for way in ("up", "down")}
-    links |= {f"PCIe switch {s} {way}": PCIE for s in range(4) for way in ("up", "down")}
-    links |= {f"QPI {a}→{1 - a}": QPI for a in (0, 1)}
+    wired = [(a, b) for a, b in itertools.permutations(range(8), 2) if a // 4 == b // 4 or abs(a - b) == 4]
+    direct = {f"NVLink {a}→{b}": NVLINK for a, b in wired if nvlink}
+    switched = _switched("PCIe", 8, PCIE.latency, {"PCIe": (1, PCIE.bandwidth), "PCIe switch": (2, PCIE.bandwidth)})
 
     def route(sender: int, receiver: int) -> list[str]:
-        if (sender, receiver) in direct:
-            return [f"NVLink {sender}→{receiver}"]
-        here, there, middle = sender // 2, receiver // 2, []
-        if here != there:
-            across = [f"QPI {here // 2}→{there // 2}"] if here // 2 != there // 2 else []
-            middle = [f"PCIe switch {here} up", *across, f"PCIe switch {there} down"]
-        return [f"PCIe {sender} up", *middle, f"PCIe {receiver} down"]
+        if (straight := f"NVLink {sender}→{receiver}") in direct:
+            return [straight]
+        path, here, there = switched.route(sender, receiver), sender // 4, receiver // 4
+        return path if here == there else [*path[:2], f"QPI {here}→{there}", *path[2:]]
 
+    links = {**direct, **switched.links, "QPI 0→1": QPI, "QPI 1→0": QPI}
     return Topology("DGX-1" if nvlink else "DGX-1 without NVLink", 8, links, route)
 
 
@@ -245,17 +228,15 @@ def multi_node(nodes: int, node: Topology, link: Link = INFINIBAND) -> Topology:
     Worker w of node n has the number n · node.workers + w. All messages of a node to other nodes share its card.
     """
     checks.whole("nodes", nodes)
-    half = link._replace(latency=link.latency / 2)
-    links = {f"node {n}: {name}": inner for n in range(nodes) for name, inner in node.links.items()}
-    links |= {f"card {n} {way}": half for n in range(nodes) for way in ("up", "down")}
+    workers = nodes * node.workers
+    cards = _switched("cards", workers, link.latency / 2, {"card": (node.workers, link.bandwidth)})
+    links = cards.links | {f"node {n}: {name}": inner for n in range(nodes) for name, inner in node.links.items()}
 
     def route(sender: int, receiver: int) -> list[str]:
-        (here, a), (there, b) = divmod(sender, node.workers), divmod(receiver, node.workers)
-        if here == there:
-            return [f"node {here}: {name}" for name in node.route(a, b)]
-        return [f"card {here} up", f"card {there} down"]
+        inside = node.route(sender % node.workers, receiver % node.workers)
+        return cards.route(sender, receiver) or [f"node {sender // node.workers}: {name}" for name in inside]
 
-    return Topology(f"{nodes} × {node.name}", nodes * node.workers, links, route)
+    return Topology(f"{nodes} × {node.name}", workers, links, route)
 
 
 # The textbook
@@ -269,18 +250,18 @@ def formula(algorithm: str, workers: int, size: float, latency: float, per_byte:
     2 L log₂ P + 2 γ m G (P - 1) / P, and the "lower_bound" L log₂ P + 2 γ m G (P - 1) / P; P workers, L latency, γ m
     bytes, G seconds a byte. Raises ValueError for other algorithms, and numbers that are negative or not finite.
     """
-    checks.known("algorithm", algorithm, ("tree", "butterfly", "ring", "rabenseifner", "lower_bound"))
     rounds = math.log2(checks.whole("workers", workers))
     transfer = checks.finite("size", size) * checks.finite("per_byte", per_byte)
     checks.finite("latency", latency)
     share = 2 * transfer * (workers - 1) / workers
-    return {
+    formulas = {
         "tree": 2 * latency * rounds + 2 * transfer * rounds,
         "butterfly": latency * rounds + transfer * rounds,
         "ring": 2 * latency * (workers - 1) + share,
         "rabenseifner": 2 * latency * rounds + share,
         "lower_bound": latency * rounds + share,
-    }[algorithm]
+    }
+    return formulas[checks.known("algorithm", algorithm, formulas)]
 
 
 def fit_hockney(sizes: Sequence[float], seconds: Sequence[float]) -> Hockney:
