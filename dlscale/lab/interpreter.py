@@ -43,18 +43,19 @@ class _Workers(program.Reader):
         return _There([np.asarray(value, np.int64)] * self.count, 0)  # labels need more than 32 bits
 
     def equation(self, equation: Any, given: list[_There]) -> list[_There]:
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
         latest = max((there.round for there in given), default=0)
         if name == "axis_index":
             return [_There(np.arange(self.count), 0)]
         if name == "ppermute":
             sent, received = given[0].arrays, [np.zeros_like(array) for array in given[0].arrays]
-            for a, b in params["perm"]:
+            for a, b in equation.params["perm"]:
                 received[b] = sent[a]
-            moved = [(a, b, sent[a]) for a, b in params["perm"] if a != b]
+            moved = [(a, b, sent[a]) for a, b in equation.params["perm"] if a != b]
             self.messages.setdefault(latest + 1, []).extend(moved)
             return [_There(received, latest + 1)]
         instruction = INSTRUCTIONS[checks.known("instruction", name, INSTRUCTIONS)]
+        params = {} if isinstance(instruction, np.ufunc) else equation.params
         own = zip(*(there.arrays for there in given), strict=True) if given else [()] * self.count
         made = [instruction(*arrays, **params) for arrays in own]
         return [_There(arrays, latest) for arrays in (zip(*made, strict=True) if name == "split" else [made])]
@@ -68,15 +69,15 @@ def _broadcast_in_dim(x: np.ndarray, shape: tuple, broadcast_dimensions: tuple, 
     return np.broadcast_to(np.expand_dims(x, new), shape)
 
 
-def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: tuple | None) -> np.ndarray:
+def _slice(x: np.ndarray, start_indices: tuple, limit_indices: tuple, strides: tuple | None, **_: Any) -> np.ndarray:
     return x[tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))]
 
 
-def _pad(x: np.ndarray, filling: np.ndarray, padding_config: tuple) -> np.ndarray:
+def _pad(x: np.ndarray, filling: np.ndarray, padding_config: tuple, **_: Any) -> np.ndarray:
     return np.pad(x, [(low, high) for low, high, _ in padding_config], constant_values=filling)
 
 
-def _dynamic_slice(x: np.ndarray, *starts: np.ndarray, slice_sizes: tuple) -> np.ndarray:
+def _dynamic_slice(x: np.ndarray, *starts: np.ndarray, slice_sizes: tuple, **_: Any) -> np.ndarray:
     starts = np.clip(starts, 0, np.subtract(x.shape, slice_sizes))
     return x[tuple(map(slice, starts, starts + slice_sizes))]
 
@@ -93,9 +94,9 @@ INSTRUCTIONS: dict[str, Callable[..., Any]] = {
     "select_n": lambda which, no, yes: np.where(which, yes, no), "convert_element_type": lambda x, **_: x,
     "reshape": lambda x, new_sizes, **_: x.reshape(new_sizes), "squeeze": lambda x, dimensions: x.squeeze(dimensions),
     "iota": lambda shape, dimension, **_: np.indices(shape)[dimension],
-    "concatenate": lambda *parts, dimension: np.concatenate(parts, dimension),
-    "stack": lambda *parts, axis: np.stack(parts, axis),
-    "split": lambda x, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "concatenate": lambda *parts, dimension, **_: np.concatenate(parts, dimension),
+    "stack": lambda *parts, axis, **_: np.stack(parts, axis),
+    "split": lambda x, sizes, axis, **_: np.split(x, np.cumsum(sizes)[:-1], axis),
     "gather": lambda x, at, **_: x[at[..., 0]],  # rows, as in `scatter`: no collective asks for more
     "scatter": _scatter, "broadcast_in_dim": _broadcast_in_dim, "slice": _slice, "pad": _pad,
     "dynamic_slice": _dynamic_slice,

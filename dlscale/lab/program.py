@@ -75,12 +75,14 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
     if name == "while":
         first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-        def tested(carry: list[Any]) -> list[Any]:
-            test = follow(params["cond_jaxpr"], [*given[:first], *carry], reader)
-            return [reader.joined([value, *test]) for value in carry]
-
-        def loop() -> list[Any]:  # the program does not tell how many turns: one
-            return tested(follow(params["body_jaxpr"], [*given[first:last], *tested(given[last:])], reader))
+        def loop() -> list[Any]:
+            carry = given[last:]
+            for turn in range(2):  # one, and the test that ends it; the program does not tell how many
+                test = follow(params["cond_jaxpr"], [*given[:first], *carry], reader)
+                if turn == 0:
+                    carry = follow(params["body_jaxpr"], [*given[first:last], *carry], reader)
+                carry = [reader.joined([value, *test]) for value in carry]
+            return carry
 
         return reader.decided([loop])
     if name == "cond":
