@@ -276,10 +276,9 @@ def optimal_plan(chain: Chain, memory: float) -> Plan:
 
     Raises ValueError if no plan fits, and names the least memory that does.
     """
-    checks.finite("memory", memory)
     points = frontier(chain)
-    if memory < points[0].peak:
-        raise ValueError(f"No plan fits {memory:g} bytes: this chain needs at least {points[0].peak:g}.")
+    if not memory >= points[0].peak:
+        raise ValueError(f"No plan fits a memory of {memory:g} bytes: this chain needs at least {points[0].peak:g}.")
     return [point.plan for point in points if point.peak <= memory * (1 + 1e-12)][-1]  # sums of bytes are rounded
 
 
