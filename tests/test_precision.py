@@ -17,6 +17,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 
 from dlscale import precision
 from dlscale.lab import data, models, train
@@ -30,6 +31,7 @@ SIXTEEN = ["float16", "bfloat16"]
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in cast:RuntimeWarning")
 
 
+@functools.cache
 def patterns(name: str) -> np.ndarray:
     """All numbers of a format of up to 16 bits, as float32, in the order of their bit patterns."""
     words = np.arange(2 ** FORMATS[name].bits)
@@ -43,9 +45,10 @@ def same(ours, theirs) -> np.ndarray:
 
 
 def assert_rounds_as(name: str, x: np.ndarray) -> None:
+    ours = np.asarray(quantize(x, name))
     if FORMATS[name].specials == "none":  # what becomes of NaN is not standardised: for ml_dtypes ±0 by chance
-        x = x[~np.isnan(x)]
-    ours, theirs = np.asarray(quantize(x, name)), x.astype(THEIRS[name]).astype(np.float32)
+        x, ours = x[~np.isnan(x)], ours[~np.isnan(x)]
+    theirs = x.astype(THEIRS[name]).astype(np.float32)
     wrong = np.flatnonzero(~same(ours, theirs))
     assert not len(wrong), [(float(x[i]), float(ours[i]), float(theirs[i])) for i in wrong[:5]]
 
@@ -66,12 +69,6 @@ def test_named_formats_have_the_properties_of_ml_dtypes(name):
     }.items():  # fmt: skip
         assert getattr(ours, ours_is) == float(getattr(theirs, theirs_is)), ours_is
     assert ours.bits == theirs.bits
-    assert ours.name == name
-
-
-def test_other_formats_are_named_after_their_bits():
-    assert FORMATS["tensorfloat32"] == Float(8, 10) and FORMATS["tensorfloat32"].bits == 19
-    assert Float(6, 9).name == "float16_e6m9" and Float(2, 5, "none").name == "float8_e2m5fn"
 
 
 # Rounding to nearest
@@ -85,7 +82,7 @@ def test_all_65536_patterns_of_16_bits_round_as_in_ml_dtypes(source, name):
 
 @pytest.mark.parametrize("name", [*NARROW, *SIXTEEN])
 def test_all_numbers_of_a_format_stay_what_they_are(name):
-    x = patterns(name)
+    x = np.resize(patterns(name), 2**16)  # one length for all formats: nothing is compiled anew
     for rounding in precision.ROUNDINGS:
         assert same(quantize(x, name, rounding, KEY), x).all()
 
@@ -97,8 +94,8 @@ def test_all_ties_and_their_neighbours_round_as_in_ml_dtypes(name):
     numbers = np.append(numbers, 2 * numbers[-1] - numbers[-2])  # float64 holds what float32 does not
     with np.errstate(over="ignore"):
         ties = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
-    for x in (ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf)):
-        assert_rounds_as(name, np.concatenate([x, -x]))
+    near = np.concatenate([ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf)])
+    assert_rounds_as(name, np.resize(np.concatenate([near, -near]), 2**18))
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -110,7 +107,7 @@ def test_a_million_random_floats_round_as_in_ml_dtypes(name):
 def test_floats_near_the_overflow_round_as_in_ml_dtypes(name):
     largest = int(np.float32(FORMATS[name].max).view(np.int32))
     x = np.arange(largest - 70_000, min(largest + 70_000, 0x7F800001), dtype=np.int32).view(np.float32)
-    assert_rounds_as(name, np.concatenate([x, -x]))
+    assert_rounds_as(name, np.resize(np.concatenate([x, -x]), 2**19))
 
 
 def test_subnormal_numbers_of_float32_are_kept():
@@ -195,16 +192,26 @@ def test_rounding_knows_no_sign(format, xs):
     assert same(quantize(-x, format), -np.asarray(quantize(x, format))).all()
 
 
+def around(x: float, format: Float | Fixed) -> tuple[float, float]:
+    """The numbers of a format before and after x, which is none of them."""
+    if isinstance(format, Fixed):
+        step = 2.0**-format.fraction_bits
+    else:
+        step = format.epsilon * max(2.0 ** (math.frexp(x)[1] - 1), format.smallest_normal)
+    return math.floor(x / step) * step, math.ceil(x / step) * step
+
+
+def largest(format: Float | Fixed) -> float:
+    return format.max if isinstance(format, Float) else (2 ** (sum(format) - 1) - 1) / 2**format.fraction_bits
+
+
 @given(any_format, numbers)
-def test_the_error_is_at_most_half_the_distance_of_the_neighbours(format, xs):
-    for x in np.float32(xs):
-        if abs(x) <= format.max:
-            below, above = precision.neighbours(x, format)
-            rounded = float(quantize(x, format))
-            assert below <= rounded <= above
-            assert abs(rounded - float(x)) <= (above - below) / 2 or rounded == x
-            nearest = [n for n in (below, above) if math.isfinite(n)]
-            assert rounded == x or abs(rounded - float(x)) == min(abs(n - float(x)) for n in nearest)
+def test_the_result_is_the_nearer_one_of_the_two_neighbours(format, xs):
+    x = padded(xs)
+    for value, rounded in zip(x.tolist(), np.asarray(quantize(x, format)).tolist(), strict=True):
+        if abs(value) <= largest(format):
+            assert rounded in around(value, format)
+            assert abs(rounded - value) == min(abs(number - value) for number in around(value, format))
 
 
 # Stochastic rounding
@@ -238,15 +245,15 @@ def deviates(values: np.ndarray, low: float, high: float, x: float) -> float:
 )
 def test_stochastic_rounding_has_the_mean_it_should(format, x):
     x = np.float32(x)
-    values = np.asarray(quantize(np.full(1_000_000, x), format, "stochastic", KEY), np.float64)
-    below, above = precision.neighbours(x, format)
+    values = np.asarray(quantize(np.full(2**16, x), format, "stochastic", KEY), np.float64)
+    below, above = around(float(x), format)
     assert deviates(values, below, above, float(x)) < 4.5
 
 
 def test_stochastic_rounding_near_the_end_of_the_range():
-    x = np.full(100_000, 65512, np.float32)  # a quarter of the way from the largest float16 to what would come next
+    x = np.full(2**16, 65512, np.float32)  # a quarter of the way from the largest float16 to what would come next
     assert abs(np.isinf(quantize(x, "float16", "stochastic", KEY)).mean() - 0.25) < 0.01
-    assert (quantize(x, Fixed(4, 4), "stochastic", KEY) == Fixed(4, 4).max).all()
+    assert (quantize(x, Fixed(4, 4), "stochastic", KEY) == largest(Fixed(4, 4))).all()
 
 
 def test_another_key_rounds_otherwise_and_the_same_key_the_same():
@@ -261,15 +268,15 @@ def test_another_key_rounds_otherwise_and_the_same_key_the_same():
 
 def test_rounding_inside_compiled_code_and_under_vmap():
     x = random_floats(1000).reshape(10, 100)
-    for rounding in ("nearest", "toward_zero"):
-        expected = quantize(x, "float16", rounding)
-        assert same(jax.jit(lambda x, r=rounding: quantize(x, "float16", r))(x), expected).all()
-        assert same(jax.vmap(lambda x, r=rounding: quantize(x, "float16", r))(x), expected).all()
-    rows = jax.vmap(lambda x, key: quantize(x, "float16", "stochastic", key))(x, jax.random.split(KEY, 10))
-    assert same(rows[3], quantize(x[3], "float16", "stochastic", jax.random.split(KEY, 10)[3])).all()
+    expected = quantize(x, "float16")
+    assert same(jax.jit(lambda x: quantize(x, "float16"))(x), expected).all()
+    assert same(jax.jit(jax.vmap(lambda x: quantize(x, "float16")))(x), expected).all()
+    keys = jax.random.split(KEY, 10)
+    rows = jax.jit(jax.vmap(lambda x, key: quantize(x, "float16", "stochastic", key)))(x, keys)
+    assert same(rows[3], quantize(x[3], "float16", "stochastic", keys[3])).all()
 
 
-@pytest.mark.parametrize("format", ["float16", Fixed(4, 4), Flexpoint(16, 5)])
+@pytest.mark.parametrize("format", ["float16", Fixed(4, 4)])
 @pytest.mark.parametrize("rounding", precision.ROUNDINGS)
 def test_gradients_go_straight_through(format, rounding):
     x = jnp.array([0.1, -3.0, 1e-9, 1e9])
@@ -279,24 +286,18 @@ def test_gradients_go_straight_through(format, rounding):
 
 
 def test_one_program_rounds_to_many_formats():
-    count = 0
+    x = random_floats(1234)
+    quantize(x, "float32"), quantize(x, Fixed(4, 4))
+    programs = precision._quantize._cache_size()
+    for format in (*FORMATS, Float(6, 9), Fixed(2, 14)):
+        quantize(x, format)
+    assert precision._quantize._cache_size() == programs
 
-    @jax.jit
-    def run(x, layout):
-        nonlocal count
-        count += 1
-        return quantize(x, layout)
 
-    x = random_floats(1000)
-    for name in FORMATS:
-        assert same(run(x, FORMATS[name].layout), quantize(x, name)).all()
-    for format in (Fixed(4, 4), Fixed(2, 14)):
-        assert same(run(x, format.layout), quantize(x, format)).all()
-    assert count == 2
-    layouts = jax.tree.map(lambda *leaves: jnp.array(leaves), *(Fixed(16 - f, f).layout for f in (14, 10, 8)))
-    assert jax.vmap(lambda layout: quantize(jnp.float32(0.1), layout))(layouts).tolist() == [
-        round(0.1 * 2**f) / 2**f for f in (14, 10, 8)
-    ]
+def test_fixed_point_may_be_traced():
+    formats = jax.tree.map(lambda *leaves: jnp.array(leaves), *(Fixed(16 - f, f) for f in (14, 10, 8)))
+    rounded = jax.jit(jax.vmap(functools.partial(quantize, jnp.float32(0.1))))(formats)
+    assert rounded.tolist() == [round(0.1 * 2**f) / 2**f for f in (14, 10, 8)]
 
 
 @pytest.mark.parametrize("x", [0.1, np.float16(0.1), np.array(0.1), jnp.bfloat16(0.1), np.ones((0, 3), np.float32)])
@@ -311,7 +312,7 @@ def test_any_floats_give_float32_of_their_shape(x):
 @given(fixed, numbers, st.sampled_from(["nearest", "toward_zero"]))
 def test_fixed_point_is_exact_integer_arithmetic(format, xs, rounding):
     scale, x = 2**format.fraction_bits, padded(xs)
-    lowest, highest = -(2 ** (format.bits - 1)), 2 ** (format.bits - 1) - 1
+    lowest, highest = -(2 ** (sum(format) - 1)), 2 ** (sum(format) - 1) - 1
     expected = []
     for value in x.tolist():
         if math.isinf(value):
@@ -325,7 +326,6 @@ def test_fixed_point_is_exact_integer_arithmetic(format, xs, rounding):
 def test_fixed_point_has_no_specials():
     x = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-40], np.float32)
     assert same(quantize(x, Fixed(2, 2)), [0, 1.75, -2, 0, 0]).all()
-    assert (Fixed(2, 2).max, Fixed(2, 2).epsilon, Fixed(2, 2).bits) == (1.75, 0.25, 4)
 
 
 # Flexpoint
@@ -336,17 +336,6 @@ def test_flexpoint_at_an_exponent_is_fixed_point(exponent, xs):
     x, unit = padded(xs), 2.0**exponent
     expected = np.clip(np.rint(x.astype(float) / unit), -(2**15), 2**15 - 1) * unit + 0.0
     assert same(quantize(x, Flexpoint(16, 5).at(exponent)), expected).all()
-
-
-@given(st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=30), st.integers(4, 20))
-def test_flexpoint_by_itself_takes_the_smallest_unit_that_does(xs, mantissa_bits):
-    x, format = padded(xs), Flexpoint(mantissa_bits, 5)
-    layout = format.fitting(jnp.asarray(x))
-    unit = 2.0 ** int(layout.exponent)
-    largest = float(np.abs(x).max())
-    assert largest <= layout.highest * unit or unit == 1
-    assert largest > layout.highest * unit / 2 or unit == 2.0**-31
-    assert same(quantize(x, format), quantize(x, format.at(layout.exponent))).all()
 
 
 def autoflex(maxima: list[float], first: float, mantissa_bits: int) -> list[int]:
@@ -391,13 +380,10 @@ def test_autoflex_predicts_as_the_algorithm_written_out(maxima, mantissa_bits):
 
 
 def test_autoflex_finds_the_range_of_a_tensor_that_grows_and_shrinks():
-    format, state, overflows = Flexpoint(16, 5), Flexpoint(16, 5).init(1.0), 0
-    for maximum in [1.0] * 20 + [1000.0] * 40 + [0.01] * 40:
-        x = quantize(jnp.array([maximum]), format.at(state.exponent))
-        overflows += maximum == 1000 and float(x[0]) < 990
-        state = format.update(state, x)
-    assert 0 < overflows < 5
-    assert abs(float(x[0]) - 0.01) <= 2.0 ** (int(state.exponent) - 1) < 1e-6
+    end, exponents = flexpoint_run(16)(jnp.array([1.5] * 20 + [1500.0] * 40 + [0.015] * 40))
+    units = 2.0 ** np.asarray(exponents)
+    assert 0 < (units[20:60] * 2**15 < 1500).sum() < 5, "overflows"
+    assert 0.03 <= 2.0 ** (15 + int(end.exponent)) < 0.5
 
 
 def test_autoflex_begins_with_a_bit_to_spare():
@@ -409,7 +395,7 @@ def test_autoflex_of_a_tensor_of_zeros_takes_the_smallest_unit():
     format = Flexpoint(16, 5)
     state = format.init(0.0)
     for _ in range(3):
-        state = format.update(state, quantize(jnp.zeros(5), format.at(state.exponent)))
+        state = format.update(state, quantize(jnp.zeros(2), format.at(state.exponent)))
     assert int(state.exponent) == -31
 
 
@@ -419,7 +405,7 @@ def test_autoflex_of_a_tensor_of_zeros_takes_the_smallest_unit():
 @pytest.mark.parametrize("name", [*NARROW, "float16", "bfloat16"])
 def test_bits_are_the_bit_pattern(name):
     form = FORMATS[name]
-    for word in range(0, 2**form.bits, max(1, 2**form.bits // 512 - 1)):
+    for word in range(0, 2**form.bits, max(1, 2**form.bits // 64 - 1)):
         value = float(patterns(name)[word])
         sign, exponent, mantissa = precision.bits(value, name)
         assert (len(sign), len(exponent), len(mantissa)) == (1, form.exponent_bits, form.mantissa_bits)
@@ -429,43 +415,38 @@ def test_bits_are_the_bit_pattern(name):
             assert exponent == "1" * form.exponent_bits and "1" in mantissa
 
 
-def test_bits_of_fixed_point_are_twos_complement():
-    for word in range(-128, 128):
-        assert "".join(precision.bits(word / 16, Fixed(4, 4))) == f"{word % 256:08b}"
-    assert precision.bits(-0.5, Fixed(4, 4)) == ("1", "111", "1000")
+def test_bits_and_neighbours_by_hand():
     assert precision.bits(0.1, "float16") == ("0", "01011", "1001100110")
+    assert precision.bits(-65520, "float16") == ("1", "11111", "0000000000")
+    assert precision.neighbours(65519, "float16") == (65472, math.inf)
+    assert all(map(math.isnan, precision.neighbours(-1e10, "float8_e4m3fn")))
 
 
 @pytest.mark.parametrize("name", NARROW)
 def test_neighbours_are_the_next_numbers(name):
     sorted_values = np.unique(patterns(name)[np.isfinite(patterns(name))]).tolist()
     points = [-math.inf, *sorted_values, math.inf]
-    for before, value, after in zip(points, points[1:], points[2:], strict=False):
+    for before, value, after in [*zip(points, points[1:], points[2:], strict=False)][:: 1 + len(points) // 64]:
         assert precision.neighbours(value, name) == (before, after)
-        if math.isfinite(after):
-            assert precision.neighbours((value + after) / 2, name) == (value, after)
-    assert precision.neighbours(math.inf, name) == (sorted_values[-1], math.inf)
-    assert precision.neighbours(1e10, name) == (sorted_values[-1], math.inf)
-    assert all(map(math.isnan, precision.neighbours(math.nan, name)))
-
-
-def test_neighbours_in_fixed_point():
-    assert precision.neighbours(0.1, Fixed(2, 2)) == (0, 0.25)
-    assert precision.neighbours(1.75, Fixed(2, 2)) == (1.5, math.inf)
-    assert precision.neighbours(-2.0, Fixed(2, 2)) == (-math.inf, -1.75)
-    assert precision.neighbours(-9.0, Fixed(2, 2)) == (-math.inf, -2)
+    assert precision.neighbours(sorted_values[0], name) == (-math.inf, sorted_values[1])
+    assert precision.neighbours(sorted_values[-1], name) == (sorted_values[-2], math.inf)
+    if FORMATS[name].specials == "ieee":
+        assert precision.neighbours(math.inf, name) == (sorted_values[-1], math.inf)
+        assert all(map(math.isnan, precision.neighbours(math.nan, name)))
 
 
 # Policies
 
 NET = models.mlp((4, 6, 3))
-X, Y = jax.random.normal(KEY, (20, 4)), jnp.arange(20) % 3
+X, Y = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), np.arange(20) % 3
 
 
+@functools.cache
 def start(model: models.Model) -> models.Params:
     return jax.jit(model.init)(KEY)
 
 
+@functools.cache
 def loss_of(model: models.Model):
     return jax.jit(lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply(p, X), Y).mean())
 
@@ -474,9 +455,7 @@ def dtypes(tree) -> set:
     return {leaf.dtype.name for leaf in jax.tree.leaves(tree)}
 
 
-@pytest.mark.parametrize(
-    ("parameters", "compute"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float16")]
-)
+@pytest.mark.parametrize(("parameters", "compute"), [("bfloat16", "float32"), ("float32", "float16")])
 def test_a_policy_computes_with_arrays_of_these_types(parameters, compute):
     model = Policy(parameters, compute, "float32").apply(NET)
     params = start(model)
@@ -496,24 +475,30 @@ def test_other_formats_are_emulated():
     model = Policy(Fixed(4, 12), form, "float16").apply(NET)
     params = start(model)
     assert dtypes(params) == {"float32"} and dtypes(jax.eval_shape(model.apply, params, X)) == {"float16"}
-    for rounded, drawn in zip(jax.tree.leaves(params), jax.tree.leaves(start(NET)), strict=True):
-        assert same(rounded, quantize(drawn, Fixed(4, 12))).all()
-    expected = jax.jit(NET.apply)(jax.tree.map(lambda leaf: quantize(leaf, form), params), quantize(X, form))
+    rounded, drawn = ravel_pytree(params)[0], ravel_pytree(start(NET))[0]
+    assert same(rounded, quantize(drawn, Fixed(4, 12))).all()
+    short = ravel_pytree(params)[1](quantize(rounded, form))
+    expected = jax.jit(NET.apply)(short, quantize(X, form))
     assert same(jax.jit(model.apply)(params, X), expected.astype("float16")).all()
     assert all(g.any() for g in jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params)))
 
 
-@pytest.mark.parametrize("compute", SIXTEEN)
 @pytest.mark.parametrize(
     "make", [lambda: models.lenet((16, 16, 1)), lambda: models.resnet(width=4), lambda: models.rnn(8)]
 )
-def test_a_policy_applies_to_every_kind_of_model(make, compute):
-    model = Policy(compute=compute).apply(make())
-    x = jax.random.uniform(KEY, (2, 12) if "recurrent" in model.init(KEY) else (2, 16, 16, 1))
-    params = jax.jit(model.init)(KEY)
-    logits, plain = jax.jit(model.apply)(params, x), jax.jit(make().apply)(params, x)
-    assert logits.dtype == jnp.float32
-    assert 0 < jnp.abs(logits - plain).max() < 0.2 * (1 + jnp.abs(plain).max())
+def test_a_policy_applies_to_every_kind_of_model(make):
+    rng, plain = np.random.default_rng(0), make()
+
+    def draw(leaf):
+        return (rng.normal(size=leaf.shape) / math.sqrt(math.prod(leaf.shape[:-1]))).astype(np.float32)
+
+    params = jax.tree.map(draw, jax.eval_shape(plain.init, KEY))
+    x = rng.uniform(size=(2, 12) if "recurrent" in params else (2, 16, 16, 1)).astype(np.float32)
+    for compute in SIXTEEN:
+        assert jax.eval_shape(Policy(compute=compute).apply(plain).apply, params, x).dtype == np.float32
+    if "recurrent" in params:
+        short, logits = (jax.jit(model.apply)(params, x) for model in (Policy(compute="float16").apply(plain), plain))
+        assert 0 < np.abs(short - logits).max() < 0.2 * (1 + np.abs(logits).max())
 
 
 def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
@@ -540,19 +525,25 @@ def test_cast_leaves_other_arrays_alone():
 # Loss scaling
 
 
+@functools.cache
+def gradient_of(model: models.Model, loss_factor: float):
+    """Apart from the update: fused with it, XLA may contract a product and a sum, which rounds once and not twice."""
+    as_tree = ravel_pytree(start(model))[1]
+    return jax.jit(jax.grad(lambda params, scale: scale * loss_factor * loss_of(model)(as_tree(params))))
+
+
 def descend(optimizer, steps: int = 20, model: models.Model = NET, loss_factor: float = 1.0):
     """Train, multiplying the loss by the present scale if there is one; also the scales before each step."""
 
-    # apart from the update: fused with it, XLA may contract a product and a sum, which rounds once instead of twice
-    gradient = jax.jit(jax.grad(lambda params, scale: scale * loss_factor * loss_of(model)(params)))
-    params = start(model)
+    params, as_tree = ravel_pytree(start(model))  # one array: few programs
+    gradient = gradient_of(model, loss_factor)
     state, scales = optimizer.init(params), []
     for _ in range(steps):
         scale = precision.scale_of(state) if isinstance(state, precision.LossScaleState) else jnp.float32(1)
         updates, state = optimizer.update(gradient(params, scale), state, params)
         params = optax.apply_updates(params, updates)
         scales.append(float(scale))
-    return params, state, scales
+    return as_tree(params), scales
 
 
 @pytest.mark.parametrize("make", [functools.partial(optax.sgd, 0.1, 0.9), functools.partial(optax.adamw, 0.01)])
@@ -561,10 +552,10 @@ def descend(optimizer, steps: int = 20, model: models.Model = NET, loss_factor: 
     [lambda o: precision.dynamic_loss_scale(o, 2.0**10, 1.0), lambda o: precision.dynamic_loss_scale(o, 2.0**3, 4, 5)],
 )
 def test_with_powers_of_two_scaled_training_has_the_bits_of_plain_training(make, scaled):
-    plain, *_ = descend(make())
-    params, state, scales = descend(scaled(make()))
+    plain, _ = descend(make())
+    params, scales = descend(scaled(make()))
     assert all(same(a, b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(plain), strict=True))
-    assert int(state.skipped) == 0 and len(set(scales)) in (1, 4)
+    assert scales == sorted(scales) and len(set(scales)) in (1, 4), "no step is skipped"
 
 
 def test_steps_that_overflow_are_skipped_and_the_scale_recovers():
@@ -583,7 +574,6 @@ def test_steps_that_overflow_are_skipped_and_the_scale_recovers():
         state = after
         seen.append(float(state.scale))
     assert seen == [8, 4, 2, 2, 2, 4, 2, 2, 2, 4, 4, 4, 8]
-    assert int(state.skipped) == 3
     momentum, expected = 0.0, 0.0
     for _ in range(10):  # as if the bad steps had never been
         momentum = 1 + 0.5 * momentum
@@ -603,16 +593,16 @@ def test_the_scale_stays_a_number_whatever_happens():
 def test_gradients_that_float16_loses_come_back_with_a_loss_scale():
     model = Policy("float16", "float16").apply(NET)
     tiny, steps = 2.0**-24, 30
-    lost, *_ = descend(precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), 1.0, 1.0), 3, model, tiny)
+    lost, _ = descend(precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), 1.0, 1.0), 3, model, tiny)
     assert all(map(np.array_equal, jax.tree.leaves(lost), jax.tree.leaves(start(model))))
     scaled = precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), initial=2.0**48, period=1000)
-    params, state, scales = descend(scaled, steps, model, tiny)
-    assert 1 <= int(state.skipped) < 10 and scales[-1] == scales[0] / 2 ** int(state.skipped)
+    params, scales = descend(scaled, steps, model, tiny)
+    assert 1 <= math.log2(scales[0] / scales[-1]) < 10 and scales == sorted(scales, reverse=True)
     assert loss_of(model)(params) < 0.95 * loss_of(model)(start(model))
 
 
 def test_a_static_scale_needs_no_more_than_another_loss_in_fit():
-    digits, model = data.load("digits"), Policy("float16", "float16").apply(models.mlp((64, 16, 10)))
+    digits, model = data.load("digits"), Policy("float16", "float16").apply(models.mlp((64, 10)))
     run = train.fit(
         model,
         digits,
@@ -647,20 +637,21 @@ def test_the_scale_is_found_inside_other_states():
         (lambda: Float(5, 2.5), "mantissa_bits must be"),
         (lambda: Float(5, 2, "fn"), "Unknown specials 'fn'"),
         (lambda: Float(8, 3, "nan"), "reach beyond float32"),
-        (lambda: Fixed(0, 8), "integer_bits must be a whole number of at least 1"),
-        (lambda: Fixed(8, -1), "fraction_bits must be a whole number of at least 0"),
-        (lambda: Fixed(16, 10), r"integer_bits \+ fraction_bits must be a whole number from 2 to 25"),
-        (lambda: Fixed(1, 0), "from 2 to 25"),
+        (lambda: quantize(1.0, Fixed(0, 8)), "integer_bits must be a whole number of at least 1"),
+        (lambda: quantize(1.0, Fixed(8, -1)), "fraction_bits must be a whole number of at least 0"),
+        (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits must be a whole number from 2 to 25"),
+        (lambda: quantize(1.0, Fixed(1, 0)), "from 2 to 25"),
         (lambda: Flexpoint(1, 5), "mantissa_bits must be a whole number from 2 to 25"),
         (lambda: Flexpoint(16, 7), "exponent_bits must be a whole number from 0 to 6"),
         (lambda: quantize(np.arange(3), "float16"), "quantize rounds floats, not int"),
         (lambda: quantize(1, "float16"), "quantize rounds floats, not int"),
         (lambda: quantize(True, "float16"), "quantize rounds floats, not bool"),
         (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
-        (lambda: quantize(1.0, np.float16), "format must be a Float, Fixed, Flexpoint"),
+        (lambda: quantize(1.0, np.float16), "format must be a Float, a Fixed or the name"),
         (lambda: quantize(1.0, "float16", "up"), "Unknown rounding 'up'"),
         (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
-        (lambda: precision.bits(1.0, Flexpoint(16, 5)), "A single number needs a Float or a Fixed"),
+        (lambda: quantize(1.0, Flexpoint(16, 5)), "format must be a Float, a Fixed or the name"),
+        (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format 'tensorfloat32'"),
         (lambda: precision.neighbours(1.0, "float17"), "Unknown format"),
         (lambda: Policy(compute="half"), "Unknown format 'half'"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),

@@ -61,12 +61,11 @@ OPS = {
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 @pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
 def test_every_operation_counts_once_for_each_element(algorithm):
-    for workers in (3, 4):
-        wanted = [r.combined for r in collectives.schedule(algorithm, workers, (3 * workers,)).rounds]
-        assert sum(wanted) > 0
-        for name, op in OPS.items():
-            found = collectives.schedule(algorithm, workers, (3 * workers,), op=op).rounds
-            assert [r.combined for r in found] == wanted, (name, workers)
+    wanted = [r.combined for r in collectives.schedule(algorithm, 4, (12,)).rounds]
+    assert sum(wanted) > 0
+    for name, op in OPS.items():
+        found = collectives.schedule(algorithm, 4, (12,), op=op).rounds
+        assert [r.combined for r in found] == wanted, name
 
 
 @pytest.mark.parametrize("op", [jnp.bitwise_or, jnp.bitwise_and, jnp.bitwise_xor, jnp.left_shift, jnp.gcd])
@@ -186,12 +185,10 @@ def test_work_and_depth_by_hand(f, args, work, depth):
     assert program.effort(f, *args) == (work, depth)
 
 
-def test_a_while_loop_takes_the_turns_that_it_is_said_to():
+def test_a_while_loop_takes_one_turn():
     f = lambda x: lax.while_loop(lambda x: x < 9, lambda x: 2 * x + 1, x)  # noqa: E731
-    for turns in (0, 1, 5):
-        # the condition once more than the body, and each turn waits for it
-        found = program.effort(f, jax.ShapeDtypeStruct((), "float32"), turns=turns)
-        assert found == (2 * turns + turns + 1, max(2 * turns + 1, 1))
+    # the condition once more than the body, and each turn waits for it
+    assert program.effort(f, jax.ShapeDtypeStruct((), "float32")) == (1 + 2 + 1, 1 + 2)
 
 
 def test_a_chain_of_layers_is_as_deep_as_it_is_long():
@@ -224,7 +221,7 @@ def test_what_a_gradient_keeps_by_hand():
     ],
 )
 def test_checkpoints_forget_nothing_wherever_they_are(inside):
-    x = jnp.linspace(-1, 1, 5)
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
     inner = lambda x: jnp.sin(jnp.sin(x))  # noqa: E731
     f, plain = inside(jax.checkpoint(inner)), inside(inner)
     saving = program.forgetting_nothing(f, x)
@@ -241,15 +238,33 @@ CASES += [("reduce_scatter", name) for name in ("ring", "halving")]
 CASES += [("all_reduce", name) for name in collectives.ALGORITHMS]
 
 
+def operation(collective, x):
+    """The results of all workers, as NumPy says."""
+    workers, total = len(x), x.sum(0)
+
+    def at_root(result):
+        return np.concatenate([result[None], np.zeros((workers - 1, *result.shape), int)])
+
+    return {
+        "broadcast": lambda: np.broadcast_to(x[0], x.shape),
+        "reduce": lambda: at_root(total),
+        "scatter": lambda: x[0],
+        "gather": lambda: at_root(x),
+        "all_gather": lambda: np.broadcast_to(x, (workers, *x.shape)),
+        "reduce_scatter": lambda: total,
+        "all_to_all": lambda: x.swapaxes(0, 1),
+        "all_reduce": lambda: np.broadcast_to(total, x.shape),
+    }[collective]()
+
+
 @pytest.mark.parametrize("collective, algorithm", CASES)
 @pytest.mark.parametrize("workers", [5, 8])
-def test_the_numpy_run_gives_what_jax_gives(collective, algorithm, workers):
+def test_the_run_gives_what_numpy_says(collective, algorithm, workers):
     if algorithm == "halving" and workers == 5:
         return
-    x = np.random.default_rng(0).integers(0, 100, (workers, workers, 3)).astype(np.int32)
-    f = collectives.operation(collective, algorithm)
-    found, _ = interpreter.run(f, x)
-    np.testing.assert_array_equal(found, jax.jit(jax.vmap(f, axis_name="workers"))(x))
+    x = np.random.default_rng(0).integers(0, 2**50, (workers, workers, 3))
+    found, _ = interpreter.run(collectives.operation(collective, algorithm), x)
+    np.testing.assert_array_equal(found, operation(collective, x))
 
 
 def test_an_unknown_instruction_is_named():

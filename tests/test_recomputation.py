@@ -151,11 +151,11 @@ def test_plans_can_be_read():
         (lambda: Chain(1, (Layer(1, 1, -1),)), "forward of layer 0"),
         (lambda: Chain(1, (Layer(1, 1, 1, math.inf),)), "backward of layer 0"),
         (lambda: Chain(1, (Layer(2, 1),)), "less than its output"),
-        (lambda: room.keep_all(3).peak(Chain.uniform(2)), "3 layers, the chain has 2"),
-        (lambda: room.keep_all(3).cost(Chain.uniform(2)), "3 layers, the chain has 2"),
+        (lambda: room.keep_all(3).peak(Chain.uniform(2)), "3 layers, but 2 layers are given"),
+        (lambda: room.keep_all(3).cost(Chain.uniform(2)), "3 layers, but 2 layers are given"),
         (lambda: room.optimal_plan(Chain.uniform(3), math.nan), "memory"),
-        (lambda: room.apply(room.keep_all(3), [dense]), "3 layers, not for 1"),
-        (lambda: room.apply(room.keep_all(1), [dense])([], X), "1 layers, but parameters for 0"),
+        (lambda: room.apply(room.keep_all(3), [dense]), "3 layers, but 1 functions are given"),
+        (lambda: room.apply(room.keep_all(1), [dense])([], X), "1 layers, but 0 parameters are given"),
         (
             lambda: room.apply(room.keep_all(1), [lambda p, x: (x, x)])([0], X),
             "Layer 0 returns a tuple",
@@ -188,15 +188,21 @@ def mean_square(_, x):
 
 
 def weights(*shape):
-    return jax.random.normal(jax.random.key(math.prod(shape)), shape) / math.sqrt(math.prod(shape[:-1]) / 2)
+    drawn = np.random.default_rng(math.prod(shape)).normal(size=shape)
+    return (drawn / math.sqrt(math.prod(shape[:-1]) / 2)).astype(np.float32)
 
 
-X = jnp.ones((4, 8))
-WIDTHS = (32, 96, 16, 64, 64, 24, 128, 48, 32)
+def peak(f, *args, jit=room.jit):
+    """Bytes that the compiled gradient of f takes beside its arguments and results."""
+    return jit(jax.grad(f)).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+X = np.ones((4, 8), np.float32)
+WIDTHS = (32, 96, 16, 64, 64, 24, 32)
 NETS = {
-    "dense": ([dense] * 8, [weights(a, b) for a, b in itertools.pairwise(WIDTHS)], weights(1024, 32)),
+    "dense": ([dense] * 6, [weights(a, b) for a, b in itertools.pairwise(WIDTHS)], weights(1024, 32)),
     "residual": ([block] * 8, [(weights(32, 32), weights(32, 32))] * 8, weights(1024, 32)),
-    "convolutional": ([conv] * 6, [weights(3, 3, 8, 8)] * 6, weights(16, 16, 16, 8)),
+    "convolutional": ([conv] * 5, [weights(3, 3, 8, 8)] * 5, weights(16, 16, 16, 8)),
 }
 
 
@@ -207,8 +213,11 @@ def net(name):
     return layers, params, x, room.profile(layers, params, x)
 
 
-@pytest.mark.parametrize("make", [*MAKERS[:4], "optimal"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name, make",
+    [("dense", make) for make in [*MAKERS[:4], "optimal"]]
+    + [(name, make) for name in ("residual", "convolutional") for make in (room.recursive, "optimal")],
+)
 def test_prediction_program_and_machine_agree(name, make):
     layers, params, x, chain = net(name)
     frontier = room.frontier(chain)
@@ -217,7 +226,7 @@ def test_prediction_program_and_machine_agree(name, make):
 
     # memory: an array may take the place of one that is dead, and this convolution pads copies of its own
     largest = max(chain.size(position) for position in range(len(layers) + 1))
-    assert abs(room.peak(f, params, x) - plan.peak(chain)) <= (2.5 if name == "convolutional" else 1) * largest
+    assert abs(peak(f, params, x) - plan.peak(chain)) <= (2.5 if name == "convolutional" else 1) * largest
     last_of_first_pass = next(i for i, step in enumerate(plan.steps(chain)) if step.operation == "backward")
     held = plan.steps(chain)[last_of_first_pass].held
     kept = sum(chain.layers[i].saved if what == "saved" else chain.size(i) for what, i in held)
@@ -231,27 +240,28 @@ def test_prediction_program_and_machine_agree(name, make):
     assert plan.cost(chain) - unasked <= counted.gradient <= 1.01 * plan.cost(chain)
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_gradients_are_those_without_a_plan(name):
+@pytest.mark.parametrize(
+    "name, makers", [("dense", MAKERS[1:4]), ("residual", MAKERS[2:3]), ("convolutional", MAKERS[3:4])]
+)
+def test_gradients_are_those_without_a_plan(name, makers):
     layers, params, x, _ = net(name)
     wanted = room.jit(jax.value_and_grad(room.apply(room.keep_all(len(layers)), layers)))(params, x)
-    for make in MAKERS[1:4]:
+    for make in makers:
         f = room.apply(make(len(layers)), layers)
         got = room.jit(jax.value_and_grad(f))(params, x)
         # the same operations in the same order; only fusions, and with them roundings, may differ
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-            np.testing.assert_allclose(a, b, rtol=0, atol=len(layers) * 2**-20 * float(jnp.abs(b).max()))
+            np.testing.assert_allclose(a, b, rtol=0, atol=len(layers) * 2**-20 * float(np.abs(b).max()))
 
 
 def test_plain_jit_on_a_cpu_undoes_the_plan():
     layers, params, x, _ = net("dense")
-    gradient = jax.grad(room.apply(room.recursive(len(layers)), layers))
-    plain = jax.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
-    ours = room.jit(gradient).lower(params, x).compile().memory_analysis().temp_size_in_bytes
+    f = room.apply(room.recursive(len(layers)), layers)
+    plain, ours = peak(f, params, x, jit=jax.jit), peak(f, params, x)
     if jax.default_backend() == "cpu":
         assert ours < 0.7 * plain
     keep_all = room.apply(room.keep_all(len(layers)), layers)
-    assert ours < room.peak(keep_all, params, x)
+    assert ours < peak(keep_all, params, x)
 
 
 def test_what_a_convolution_keeps_is_in_memory_once():
@@ -264,7 +274,7 @@ def test_what_a_convolution_keeps_is_in_memory_once():
     layers, params, x = [*[layer] * 8, mean_square], [*[weights(3, 3, 8, 8)] * 8, ()], weights(16, 16, 16, 8)
     plan, array = room.keep_all(len(layers)), 4 * x.size
     predicted = plan.peak(room.profile(layers, params, x))
-    assert abs(room.peak(room.apply(plan, layers), params, x) - predicted) <= array
+    assert abs(peak(room.apply(plan, layers), params, x) - predicted) <= array
 
 
 def test_a_reshaped_array_is_not_kept_again():
@@ -297,7 +307,7 @@ def test_account_sees_checkpoints_inside_other_functions():
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32))
 def test_relu_is_relu(seed):
-    x = jnp.round(jax.random.normal(jax.random.key(seed), (50,)), 1)
+    x = np.random.default_rng(seed).normal(size=50).round(1).astype(np.float32)
     y, pull = jax.vjp(room.relu, x)
     wanted, wanted_pull = jax.vjp(jax.nn.relu, x)
     np.testing.assert_array_equal(y, wanted)

@@ -26,8 +26,6 @@ MOVES = frozenset({
 class Reader:
     """What is known of an array, and how an equation passes it on. This one knows a number: the larger one counts."""
 
-    turns = 1  # of a `while` loop; the program does not tell
-
     def constant(self, value: Any) -> Any:
         """What is known of a constant."""
         return 0
@@ -68,20 +66,20 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name == "scan":
         fixed, count = params["num_consts"], params["num_carry"]
-        carry, rows = given[fixed : fixed + count], []
+        rows, shapes = given[fixed + count :], [v.aval for v in equation.invars[fixed + count :]]
+        carry, made = given[fixed : fixed + count], []
         for _ in range(params["length"]):
-            parts = map(reader.part, given[fixed + count :], (v.aval for v in equation.invars[fixed + count :]))
-            results = follow(params["jaxpr"], [*given[:fixed], *carry, *parts], reader)
-            carry, rows = results[:count], [*rows, results[count:]]
-        return [*carry, *(reader.joined([row[i] for row in rows]) for i in range(len(equation.outvars) - count))]
+            results = follow(params["jaxpr"], [*given[:fixed], *carry, *map(reader.part, rows, shapes)], reader)
+            carry, made = results[:count], [*made, results[count:]]
+        return [*carry, *(reader.joined([row[i] for row in made]) for i in range(len(equation.outvars) - count))]
     if name == "while":
         first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
         def loop() -> list[Any]:
             carry = given[last:]
-            for turn in range(reader.turns + 1):
+            for turn in range(2):  # one, and the test that ends it; the program does not tell how many
                 test = follow(params["cond_jaxpr"], [*given[:first], *carry], reader)
-                if turn < reader.turns:
+                if turn == 0:
                     carry = follow(params["body_jaxpr"], [*given[first:last], *carry], reader)
                 carry = [reader.joined([value, *test]) for value in carry]
             return carry
@@ -165,7 +163,7 @@ def schedule(f: Callable[..., Any], workers: int, *args: Any, axis_name: str = "
     """
     program, reader = trace(f, workers, *args, axis_name=axis_name), _Messages()
     follow(program, [_Known(0, reader.new(array)) for array in program.in_avals], reader)
-    return Schedule(workers, [reader.rounds[number] for number in sorted(reader.rounds)])
+    return Schedule(workers, reader.rounds)
 
 
 class _Known(NamedTuple):
@@ -182,7 +180,7 @@ class _Messages(Reader):
     """
 
     def __init__(self) -> None:
-        self.rounds: dict[int, Round] = {}
+        self.rounds: list[Round] = []
         self.combined: set[frozenset[int]] = set()
         self.itemsizes: list[int] = []  # of each origin
 
@@ -201,20 +199,21 @@ class _Messages(Reader):
         return whole._replace(origins=self.new(array)) if whole.origins else whole
 
     def decided(self, ways: Sequence[Callable[[], list[_Known]]]) -> list[_Known]:
-        before = sum(len(round_.messages) for round_ in self.rounds.values())
+        before = sum(len(messages) for messages, _ in self.rounds)
         results = super().decided(ways)
-        if sum(len(round_.messages) for round_ in self.rounds.values()) > before:
+        if sum(len(messages) for messages, _ in self.rounds) > before:
             raise ValueError("Numbers decide whether a message is sent: take it out of `cond` and `while_loop`.")
         return results
 
     def equation(self, equation: JaxprEqn, given: list[_Known]) -> list[_Known]:
         name, (latest, origins) = equation.primitive.name, self.joined(given)
         if name == "ppermute":
-            latest, size = latest + 1, nbytes(*(v.aval for v in equation.outvars))
-            messages, _ = self.rounds.setdefault(latest, Round([], 0))
-            if size and (pairs := [pair for pair in equation.params["perm"] if pair[0] != pair[1]]):
-                messages.append(Message(np.array(pairs), size))
-            return [_Known(latest, self.new(equation.outvars[0].aval))]
+            array, pairs = equation.outvars[0].aval, [pair for pair in equation.params["perm"] if pair[0] != pair[1]]
+            if latest == len(self.rounds):
+                self.rounds.append(Round([], 0))
+            if pairs and nbytes(array):
+                self.rounds[latest].messages.append(Message(np.array(pairs), nbytes(array)))
+            return [_Known(latest + 1, self.new(array))]
         known = [(_elements(v.aval), k.origins) for v, k in zip(equation.invars, given, strict=True) if k.origins]
         if name in MOVES and name != "select_n" and origins:  # the same elements as an array had, or others?
             results = [v.aval for v in equation.outvars]
@@ -223,7 +222,8 @@ class _Messages(Reader):
         if latest and meet and origins not in self.combined:  # else these elements have met before
             self.combined.add(origins)
             size = _elements(*_made(equation)) * max(self.itemsizes[origin] for origin in origins)
-            self.rounds[latest] = self.rounds[latest]._replace(combined=self.rounds[latest].combined + size)
+            messages, combined = self.rounds[latest - 1]
+            self.rounds[latest - 1] = Round(messages, combined + size)
         return [_Known(latest, origins) for _ in equation.outvars]
 
 
@@ -240,16 +240,15 @@ class Effort(NamedTuple):
     depth: int
 
 
-def effort(f: Callable[..., Any], *args: Any, turns: int = 1) -> Effort:
+def effort(f: Callable[..., Any], *args: Any) -> Effort:
     """Work and depth of f: an operation for each number that is computed, none for moving and selecting.
 
     A sum of n numbers is n - 1 operations in ⌈log₂ n⌉ levels, so is each number of a matrix product or convolution
     after its n multiplications; running sums go up and down a tree. Sorting and what else has no rule counts as one
-    operation for each result. A `scan` takes its turns one after the other, a `while_loop` is taken to have `turns`,
-    of the branches of a `cond` the worst counts.
+    operation for each result. A `scan` takes its turns one after the other, a `while_loop` is taken to have one, of
+    the branches of a `cond` the worst counts.
     """
     program, reader = jax.make_jaxpr(f)(*args), _Effort()
-    reader.turns = turns
     depths = follow(program, [0] * len(program.in_avals), reader)
     return Effort(reader.work, max(depths, default=0))
 
@@ -306,19 +305,15 @@ CHECKPOINTS = ("remat2", "checkpoint")  # the names of `jax.checkpoint` in a pro
 def kept_bytes(f: Callable[..., Any], *args: Any) -> int:
     """Bytes that the gradient of f needs beside f's arguments, its result and constants."""
     program = jax.make_jaxpr(lambda *args: jax.vjp(f, *args))(*args).jaxpr
-    constant = {e.outvars[0] for e in program.eqns if all(isinstance(v, Literal) for v in e.invars)}
+    free = {*program.invars, *program.constvars}
     same: dict[Any, Any] = {}  # a reshaped array is the old one, seen in another way
     for e in program.eqns:
-        if e.primitive.name == "reshape" and isinstance(e.invars[0], Var):
+        if all(isinstance(v, Literal) for v in e.invars):  # a constant
+            free.add(e.outvars[0])
+        elif e.primitive.name == "reshape":
             same[e.outvars[0]] = same.get(e.invars[0], e.invars[0])
     result, *residuals = (same.get(v, v) for v in program.outvars if isinstance(v, Var))
-    free = {*program.invars, *program.constvars, *constant, result}
-    return nbytes(*(v.aval for v in set(residuals) - free))
-
-
-def temporary_bytes(f: Callable[..., Any], *args: Any, **options: Any) -> int:
-    """Bytes that the compiled program takes beside its arguments and results; `options` are those of `jax.jit`."""
-    return jax.jit(f, **options).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    return nbytes(*(v.aval for v in set(residuals) - free - {result}))
 
 
 def forgetting_nothing(f: Callable[..., Any], *args: Any) -> Callable[..., list[Any]]:
@@ -326,17 +321,12 @@ def forgetting_nothing(f: Callable[..., Any], *args: Any) -> Callable[..., list[
 
     def saving(part: Any) -> Any:
         if isinstance(part, ClosedJaxpr):
-            return ClosedJaxpr(saving(part.jaxpr), part.consts)
-        if type(part) is tuple:  # the branches of a `cond`
-            return tuple(map(saving, part))
-        if not isinstance(part, Jaxpr):
-            return part
-        equations = []
-        for equation in part.eqns:
-            params = {name: saving(value) for name, value in equation.params.items()}
-            if equation.primitive.name in CHECKPOINTS:
-                params["policy"] = jax.checkpoint_policies.everything_saveable
-            equations.append(equation.replace(params=params))
-        return part.replace(eqns=equations)
+            return part.replace(jaxpr=saving(part.jaxpr))
+        return part.replace(eqns=list(map(kept, part.eqns))) if isinstance(part, Jaxpr) else part
+
+    def kept(equation: JaxprEqn) -> JaxprEqn:
+        everything = {"policy": jax.checkpoint_policies.everything_saveable}
+        params = jax.tree.map(saving, equation.params)  # the branches of a `cond` are a tuple
+        return equation.replace(params=params | (everything if equation.primitive.name in CHECKPOINTS else {}))
 
     return jaxpr_as_fun(saving(jax.make_jaxpr(f)(*args)))

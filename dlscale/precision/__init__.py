@@ -9,12 +9,12 @@ It works on the bits, in integers, because a CPU's floating-point unit flushes f
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 from jax import Array, lax
@@ -32,21 +32,13 @@ ROUNDINGS = ("nearest", "stochastic", "toward_zero")
 
 
 class FloatLayout(NamedTuple):
-    """What rounding to a `Float` needs to know of it, as integers. They may be traced: the format is then an input."""
+    """What rounding to a `Float` needs to know of it, as integers: one compiled program then serves all formats."""
 
-    mantissa_bits: int | Array
-    lowest: int | Array  # exponent of the smallest normal number, as float32 stores it (plus 127)
-    largest: int | Array  # float32's bits of the largest finite number
-    overflow: int | Array  # and of what lies beyond: infinity, NaN, or the largest number again
-    nan: int | Array  # and of what becomes of NaN
-
-
-class FixedLayout(NamedTuple):
-    """Whole multiples of a unit, from `lowest` to `highest` of them. May be traced, as a `FloatLayout` may."""
-
-    exponent: int | Array  # the unit is 2^exponent
-    lowest: int | Array
-    highest: int | Array
+    mantissa_bits: int
+    lowest: int  # exponent of the smallest normal number, as float32 stores it (plus 127)
+    largest: int  # float32's bits of the largest finite number
+    overflow: int  # and of what lies beyond: infinity, NaN, or the largest number again
+    nan: int  # and of what becomes of NaN
 
 
 @dataclass(frozen=True)
@@ -71,12 +63,6 @@ class Float:
         checks.known("specials", self.specials, ("ieee", "nan", "none"))
         if self.exponent_bits == 8 and self.specials != "ieee":
             raise ValueError('8 exponent bits without infinities reach beyond float32. Use 7, or specials="ieee".')
-
-    @property
-    def name(self) -> str:
-        """As in `FORMATS`, else after the bits."""
-        usual = f"float{self.bits}_e{self.exponent_bits}m{self.mantissa_bits}" + "fn" * (self.specials != "ieee")
-        return next((name for name, format in FORMATS.items() if format == self), usual)
 
     @property
     def bits(self) -> int:
@@ -111,10 +97,9 @@ class Float:
 
     @property
     def layout(self) -> FloatLayout:
-        """The format as data for `quantize`: one compiled program then serves many formats."""
+        """The format as data, for `quantize`."""
         largest = int(np.float32(self.max).view(np.int32))
-        overflow = {"ieee": INFINITY, "nan": NAN, "none": largest}[self.specials]
-        nan = 0 if self.specials == "none" else NAN
+        overflow, nan = {"ieee": (INFINITY, NAN), "nan": (NAN, NAN), "none": (largest, 0)}[self.specials]
         return FloatLayout(self.mantissa_bits, 127 + 1 - self.bias, largest, overflow, nan)
 
 
@@ -133,42 +118,16 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(NamedTuple):
     """Fixed point ⟨integer_bits, fraction_bits⟩ in two's complement (Gupta et al. 2015, arXiv:1502.02551).
 
-    The sign is one of the integer bits. Numbers too large become the largest or lowest one, NaN becomes 0.
-    Raises ValueError for bit counts that are impossible or too many for float32 to hold.
+    The sign is one of the integer bits. Numbers too large become the largest or lowest one, NaN becomes 0. Its two
+    numbers may be traced: the format is then an input of a compiled program. Where they are not, `quantize` raises
+    ValueError for bit counts that are impossible or too many for float32 to hold.
     """
 
-    integer_bits: int
-    fraction_bits: int
-
-    def __post_init__(self) -> None:
-        checks.whole("integer_bits", self.integer_bits, why="The sign is one of them.")
-        checks.whole("fraction_bits", self.fraction_bits, low=0)
-        why = "With more, float32 does not hold them all."
-        checks.whole("integer_bits + fraction_bits", self.bits, low=2, high=25, why=why)
-
-    @property
-    def bits(self) -> int:
-        """Of one number."""
-        return self.integer_bits + self.fraction_bits
-
-    @property
-    def epsilon(self) -> float:
-        """The distance between neighbours."""
-        return 2.0**-self.fraction_bits
-
-    @property
-    def max(self) -> float:
-        """The largest number; the lowest is -max - epsilon."""
-        return self.layout.highest * self.epsilon
-
-    @property
-    def layout(self) -> FixedLayout:
-        """The format as data for `quantize`: one compiled program then serves many formats."""
-        return FixedLayout(-self.fraction_bits, -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
+    integer_bits: int | Array
+    fraction_bits: int | Array
 
 
 class FlexState(NamedTuple):
@@ -195,16 +154,10 @@ class Flexpoint:
         checks.whole("mantissa_bits", self.mantissa_bits, low=2, high=25, why="float32 must hold them.")
         checks.whole("exponent_bits", self.exponent_bits, low=0, high=6, why="float32 must reach so far.")
 
-    def at(self, exponent: ArrayLike) -> FixedLayout:
+    def at(self, exponent: ArrayLike) -> Fixed:
         """The format with the unit 2^exponent."""
-        half = 2 ** (self.mantissa_bits - 1)
-        return FixedLayout(jnp.clip(jnp.int32(exponent), 1 - 2**self.exponent_bits, 0), -half, half - 1)
-
-    def fitting(self, x: Array) -> FixedLayout:
-        """The format with the smallest unit in which x does not overflow."""
-        largest = jnp.abs(jnp.where(jnp.isfinite(x), x, 0)).max(initial=0)
-        layout = self.at(self._exponent(largest))
-        return self.at(layout.exponent + (largest > layout.highest * _power_of_two(layout.exponent)))
+        exponent = jnp.clip(jnp.int32(exponent), 1 - 2**self.exponent_bits, 0)
+        return Fixed(self.mantissa_bits + exponent, -exponent)
 
     def init(self, maximum: ArrayLike) -> FlexState:
         """Begin with a tensor whose largest magnitude is about `maximum`."""
@@ -216,23 +169,19 @@ class Flexpoint:
         It should hold twice the largest of the last 16 maxima plus 3 of their standard deviations and 100 units. After
         an overflow nobody knows how large x was: what came before is forgotten, and twice the maximum is assumed.
         """
-        maximum, layout = jnp.abs(x).max(), self.at(state.exponent)
-        unit = _power_of_two(layout.exponent)
-        overflow = maximum >= layout.highest * unit
+        maximum, unit = jnp.abs(x).max(), _power_of_two(state.exponent)
+        overflow = maximum >= (2 ** (self.mantissa_bits - 1) - 1) * unit
         maxima = jnp.where(overflow, jnp.nan, jnp.roll(state.maxima, -1))
         return self._predict(maxima.at[-1].set(jnp.where(overflow, 2 * maximum, maximum)), 100 * unit)
 
     def _predict(self, maxima: Array, room: ArrayLike) -> FlexState:
-        expected = 2 * (jnp.nanmax(maxima) + 3 * jnp.nanstd(maxima) + room)
-        return FlexState(self.at(self._exponent(expected)).exponent, maxima)
-
-    def _exponent(self, size: Array) -> Array:
-        """⌈log₂ size⌉ + 1 - mantissa_bits: in this unit, `size` and its negative need all bits."""
-        fraction, exponent = jnp.frexp(size)
-        return jnp.where(size > 0, exponent - (fraction == 0.5) + 1 - self.mantissa_bits, -(2**30))
+        """The exponent ⌈log₂ expected⌉ + 1 - mantissa_bits: in this unit, what is expected needs all bits."""
+        fraction, exponent = jnp.frexp(2 * (jnp.nanmax(maxima) + 3 * jnp.nanstd(maxima) + room))
+        exponent = jnp.where(fraction > 0, exponent - (fraction == 0.5) + 1 - self.mantissa_bits, -(2**30))
+        return FlexState(-self.at(exponent).fraction_bits, maxima)
 
 
-Format = Float | FloatLayout | Fixed | FixedLayout | Flexpoint | str  # a string is a name in `FORMATS`
+Format = Float | Fixed | str  # a string is a name in `FORMATS`
 
 
 # Rounding
@@ -243,10 +192,10 @@ def quantize(x: ArrayLike, format: Format, rounding: str = "nearest", key: Array
 
     "nearest" takes the even one of two that are equally near; "toward_zero" cuts off, and what is finite stays so;
     "stochastic" takes one of the two neighbours at random, so that the mean is x (Gupta et al. 2015,
-    arXiv:1502.02551), and needs a `key`. A `Flexpoint` gets the smallest unit in which x does not overflow.
+    arXiv:1502.02551), and needs a `key`.
     May be called inside `jax.jit`, `jax.vmap` and `jax.grad`: the derivative is 1 everywhere ("straight through": that
     of rounding itself is 0 or infinite). x of more than 32 bits is first rounded to float32.
-    Raises ValueError for integers, unknown formats and roundings, and a missing key.
+    Raises ValueError for integers, unknown or impossible formats, unknown roundings, and a missing key.
     """
     format = _known(format)
     checks.known("rounding", rounding, ROUNDINGS)
@@ -254,15 +203,12 @@ def quantize(x: ArrayLike, format: Format, rounding: str = "nearest", key: Array
         raise ValueError("Stochastic rounding needs random numbers: pass key=jax.random.key(…), a new one each time.")
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise ValueError(f"quantize rounds floats, not {jnp.result_type(x)}: convert with x.astype(jnp.float32).")
-    x = jnp.asarray(x, jnp.float32)
-    if isinstance(format, Flexpoint):
-        format = format.fitting(x)
-    layout = format.layout if isinstance(format, Float | Fixed) else format
-    return _quantize(x, layout, rounding, key)
+    layout = format.layout if isinstance(format, Float) else format
+    return _quantize(jnp.asarray(x, jnp.float32), layout, rounding, key)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _quantize(x: Array, layout: FloatLayout | FixedLayout, rounding: str, key: Array | None) -> Array:
+def _quantize(x: Array, layout: FloatLayout | Fixed, rounding: str, key: Array | None) -> Array:
     round_to = _round_float if isinstance(layout, FloatLayout) else _round_fixed
     return _straight_through(x, round_to(x, layout, rounding, key))
 
@@ -293,16 +239,14 @@ def _round_float(x: Array, layout: FloatLayout, rounding: str, key: Array | None
         bump = 0
     kept = (significand + bump) >> cut
     result = jnp.where(kept == 0, 0, (kept << (cut - 6)) + ((shared - 1) << 23))  # a carry enters the exponent
-    beyond = layout.overflow
-    if rounding == "toward_zero":
-        beyond = jnp.where(size < INFINITY, layout.largest, layout.overflow)
+    beyond = jnp.where((rounding == "toward_zero") & (size < INFINITY), layout.largest, layout.overflow)
     result = jnp.where(result > layout.largest, beyond, result)
     result = jnp.where(size > INFINITY, layout.nan, result)
     return lax.bitcast_convert_type(result | (word & SIGN), jnp.float32)
 
 
-def _round_fixed(x: Array, layout: FixedLayout, rounding: str, key: Array | None) -> Array:
-    scaled = x * _power_of_two(-layout.exponent)  # exact: at the worst infinite
+def _round_fixed(x: Array, format: Fixed, rounding: str, key: Array | None) -> Array:
+    scaled = x * _power_of_two(format.fraction_bits)  # exact: at the worst infinite
     if rounding == "nearest":
         whole = lax.round(scaled, lax.RoundingMethod.TO_NEAREST_EVEN)
     elif rounding == "stochastic":
@@ -310,9 +254,10 @@ def _round_fixed(x: Array, layout: FixedLayout, rounding: str, key: Array | None
         whole += jax.random.uniform(key, x.shape) < scaled - whole
     else:
         whole = jnp.trunc(scaled)
-    whole = jnp.clip(whole, layout.lowest, layout.highest)
+    half = 1 << (format.integer_bits + format.fraction_bits - 1)
+    whole = jnp.clip(whole, -half, half - 1)
     whole = jnp.where(jnp.isnan(whole) | (whole == 0), 0, whole)  # two's complement has no -0
-    return whole * _power_of_two(layout.exponent)
+    return whole * _power_of_two(-format.fraction_bits)
 
 
 def _power_of_two(exponent: int | Array) -> Array:
@@ -320,67 +265,48 @@ def _power_of_two(exponent: int | Array) -> Array:
     return lax.bitcast_convert_type(jnp.int32(exponent + 127) << 23, jnp.float32)
 
 
-def _known(format: Format) -> Format:
+def _known(format: Format) -> Float | Fixed:
+    """The format itself, also for its name; ValueError for one that cannot be."""
     if isinstance(format, str):
         return FORMATS[checks.known("format", format, FORMATS)]
-    if not isinstance(format, Float | FloatLayout | Fixed | FixedLayout | Flexpoint):
-        raise ValueError(f"format must be a Float, Fixed, Flexpoint or the name of one in FORMATS, not {format!r}.")
+    if not isinstance(format, Float | Fixed):
+        raise ValueError(f"format must be a Float, a Fixed or the name of one in FORMATS, not {format!r}.")
+    if isinstance(format, Fixed) and not any(isinstance(number, Array) for number in format):
+        checks.whole("integer_bits", format.integer_bits, why="The sign is one of them.")
+        checks.whole("fraction_bits", format.fraction_bits, low=0)
+        checks.whole("integer_bits + fraction_bits", sum(format), low=2, high=25, why="float32 must hold them.")
     return format
 
 
 # One number
 
 
-def bits(x: float, format: Float | Fixed | str) -> tuple[str, str, str]:
-    """The bits of the number that x is rounded to, as three strings: sign, exponent and mantissa of a `Float`, sign,
-    integer and fraction of a `Fixed`. Raises ValueError for other formats.
+def bits(x: float, name: str) -> tuple[str, str, str]:
+    """The bits of the number that x is rounded to, as three strings: sign, exponent and mantissa.
+
+    Raises ValueError for the name of a format that `ml_dtypes` does not have.
     """
-    format, value = _single(format), float(quantize(float(x), format))
-    size, step = abs(value), _step(value, format)
-    if isinstance(format, Fixed):
-        first, word = format.integer_bits - 1, int(value / step) % 2**format.bits
-    else:
-        first, steps = format.exponent_bits, 2**format.mantissa_bits
-        if math.isfinite(value):  # the exponent counts how often the step doubled since the smallest
-            word = int(math.log2(step / format.smallest_subnormal)) * steps + int(size / step)
-        else:
-            word = 2 ** (format.bits - 1) - (steps if math.isinf(value) else 1)
-        word += (math.copysign(1, value) < 0) * 2 ** (format.bits - 1)
-    text = f"{word:0{format.bits}b}"
-    return text[0], text[1 : first + 1], text[first + 1 :]
+    number, format = _stored(x, name), FORMATS[name]
+    text = f"{int(number.view(f'u{number.itemsize}')):0{format.bits}b}"
+    return text[0], text[1 : format.exponent_bits + 1], text[format.exponent_bits + 1 :]
 
 
-def neighbours(x: float, format: Float | Fixed | str) -> tuple[float, float]:
-    """The format's next number below x and the next above, both other than x; infinite where there is none.
+def neighbours(x: float, name: str) -> tuple[float, float]:
+    """The numbers before and after the one that x is rounded to; infinite where there is none.
 
-    Raises ValueError for formats that are neither `Float` nor `Fixed`.
+    Raises ValueError for the name of a format that `ml_dtypes` does not have.
     """
-    format, x = _single(format), float(x)
-    lowest = -format.max - format.epsilon if isinstance(format, Fixed) else -format.max
-    return _below(x, format, lowest, format.max), -_below(-x, format, -format.max, -lowest)
+    number = _stored(x, name)
+    ends = ml_dtypes.finfo(number.dtype)
+    below = -np.inf if number <= ends.min else float(np.nextafter(number, ends.min))
+    above = np.inf if number >= ends.max else float(np.nextafter(number, ends.max))
+    return below, above
 
 
-def _below(x: float, format: Float | Fixed, lowest: float, highest: float) -> float:
-    if not lowest < x:
-        return math.nan if math.isnan(x) else -math.inf
-    if x > highest:
-        return highest
-    x = math.nextafter(x, -math.inf)  # in float64, which is finer than any format
-    return max(math.floor(x / _step(x, format)) * _step(x, format), lowest)
-
-
-def _step(x: float, format: Float | Fixed) -> float:
-    """The distance between the numbers around x."""
-    if isinstance(format, Fixed):
-        return format.epsilon
-    return format.epsilon * max(2.0 ** (math.frexp(x)[1] - 1) if x else 0.0, format.smallest_normal)
-
-
-def _single(format: Float | Fixed | str) -> Float | Fixed:
-    format = _known(format)
-    if not isinstance(format, Float | Fixed):
-        raise ValueError(f"A single number needs a Float or a Fixed, not {format!r}.")
-    return format
+def _stored(x: float, name: str) -> np.ndarray:
+    """x rounded to a format, as an array () of this type."""
+    checks.known("format", name, FORMATS.keys() - {"tensorfloat32"})  # which is no type: float32 holds its numbers
+    return np.asarray(quantize(float(x), name)).astype(getattr(ml_dtypes, name, name))
 
 
 # Training
@@ -391,14 +317,9 @@ def cast(tree: Tree, format: Format) -> Tree:
     computes with, others as float32 arrays of the numbers that `format` has. Other arrays stay as they are.
     """
     format = _known(format)
-    dtype = format.name if isinstance(format, Float) and format.name in ("float32", "float16", "bfloat16") else None
-
-    def convert(leaf: Array) -> Array:
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            return leaf
-        return jnp.asarray(leaf, dtype) if dtype else quantize(leaf, format)
-
-    return jax.tree.map(convert, tree)
+    dtype = next((name for name in ("float32", "float16", "bfloat16") if FORMATS[name] == format), None)
+    convert = functools.partial(jnp.asarray, dtype=dtype) if dtype else functools.partial(quantize, format=format)
+    return jax.tree.map(lambda a: convert(a) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a, tree)
 
 
 @dataclass(frozen=True)
@@ -430,27 +351,21 @@ class Policy:
 
 @functools.cache
 def _with_policy(model: Model, policy: Policy) -> Model:
-    def init(key: Array) -> Params:
-        return cast(model.init(key), policy.parameters)
-
-    def within(number: int, layer: Layer) -> Layer:
-        def prepared(own: Params, x: Array) -> tuple[Params, Array]:
-            return cast(own, policy.compute), x if number else cast(x, policy.compute)
-
+    def within(layer: Layer) -> Layer:
         def compute(own: Params, x: Array) -> Array:
-            own, x = prepared(own, x)
-            y = layer(own, x)
+            y = layer(cast(own, policy.compute), x)
             if y.dtype != x.dtype:
                 raise ValueError(
                     f"This model computes in {y.dtype} when its inputs are {x.dtype}. "
                     "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
                 )
-            return y if number < len(model.layers) - 1 else cast(y, policy.output)
+            return y
 
-        return Layer(compute, measure=layer.measure and (lambda own, x: layer.measure(*prepared(own, x))))
+        return Layer(compute, measure=layer.measure and (lambda own, x: layer.measure(cast(own, policy.compute), x)))
 
-    layers = {name: within(i, layer) for i, (name, layer) in enumerate(model.layers.items())}
-    return Model(init, layers)
+    first, last = (Layer(lambda own, x, to=to: cast(x, to)) for to in (policy.compute, policy.output))
+    layers = {"cast": first, **{name: within(layer) for name, layer in model.layers.items()}, "logits": last}
+    return Model(lambda key: cast(model.init(key), policy.parameters), layers)
 
 
 class LossScaleState(NamedTuple):
@@ -458,7 +373,6 @@ class LossScaleState(NamedTuple):
 
     scale: Array  # () float32, by which to multiply the loss of the step to come
     good_steps: Array  # () int32, since the scale last changed
-    skipped: Array  # () int32, steps in all that were not taken
     inner: Tree
 
 
@@ -478,27 +392,25 @@ def dynamic_loss_scale(
     checks.whole("period", period)
 
     def init(params: Params) -> LossScaleState:
-        inner = optimizer.init(cast(params, "float32"))
-        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), jnp.int32(0), inner)
+        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), optimizer.init(cast(params, "float32")))
 
     def update(gradients: Tree, state: LossScaleState, params: Params | None = None) -> tuple[Tree, LossScaleState]:
         gradients = jax.tree.map(lambda g: g / state.scale, cast(gradients, "float32"))
         finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
-        updates, inner = optimizer.update(gradients, state.inner, cast(params, "float32"))
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, 0), updates)
-        inner = jax.tree.map(lambda new, old: jnp.where(finite, new, old), inner, state.inner)
+        taken = optimizer.update(gradients, state.inner, cast(params, "float32"))
+        skipped = jax.tree.map(jnp.zeros_like, taken[0]), state.inner
+        updates, inner = jax.tree.map(functools.partial(jnp.where, finite), taken, skipped)
         good_steps = jnp.where(finite, state.good_steps + 1, 0)
         change = jnp.where(finite, jnp.where(good_steps == period, factor, 1.0), 1.0 / factor)
         scale = jnp.clip(state.scale * change, 2.0**-126, 2.0**126)
-        return updates, LossScaleState(scale, good_steps % period, state.skipped + ~finite, inner)
+        return updates, LossScaleState(scale, good_steps % period, inner)
 
     return optax.GradientTransformation(init, update)
 
 
 def scale_of(state: Tree) -> Array:
     """The number by which to multiply the loss, found in an optimizer's state. Raises ValueError if there is none."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LossScaleState))
-    scales = [leaf.scale for leaf in leaves if isinstance(leaf, LossScaleState)]
-    if not scales:
+    found = optax.tree_utils.tree_get(state, "LossScaleState")
+    if found is None:
         raise ValueError("This state has no loss scale: wrap the optimizer in dynamic_loss_scale.")
-    return scales[0]
+    return found.scale

@@ -20,14 +20,14 @@ from jax.flatten_util import ravel_pytree
 from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
-from dlscale.precision import Fixed, FixedLayout, quantize
+from dlscale.precision import Fixed, quantize
 
 STEPS, BATCH_SIZE, MOMENTUM = 300, 32, 0.9
 FRACTION_BITS = (6, 8, 10, 12, 14)
 ROUNDINGS = ("nearest", "stochastic")
 RATES = tuple(2.0**exponent for exponent in range(-11, -3))
 TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8)
-OUTPUTS = Fixed(6, 10).layout  # of the layers, whatever the rest has: in words with a longer fraction they overflow
+OUTPUTS = Fixed(6, 10)  # of the layers, whatever the rest has: in words with a longer fraction they overflow
 
 
 @functools.cache
@@ -38,12 +38,12 @@ def _images(judged_on: str) -> Dataset:
     return replace(held_out, x_test=images.x_test, y_test=images.y_test) if judged_on == "test" else held_out
 
 
-def _round(x: Array, word: FixedLayout, rounding: str, key: Array) -> Array:
+def _round(x: Array, word: Fixed, rounding: str, key: Array) -> Array:
     return x if rounding == "none" else quantize(x, word, rounding, key)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _output(x: Array, word: FixedLayout, key: Array, rounding: str) -> Array:
+def _output(x: Array, word: Fixed, key: Array, rounding: str) -> Array:
     """A layer's output in the format of outputs; its error, on the way back, as a `word`."""
     return _round(x, OUTPUTS, rounding, jax.random.fold_in(key, 0))
 
@@ -63,7 +63,7 @@ def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -
 
 @functools.partial(jax.jit, static_argnames="rounding")
 def _train(
-    params: models.Params, order: Array, x: Array, y: Array, key: Array, word: FixedLayout, rate: Array, rounding: str
+    params: models.Params, order: Array, x: Array, y: Array, key: Array, word: Fixed, rate: Array, rounding: str
 ) -> tuple[models.Params, Array]:
     """Parameters and the losses (steps,) of SGD with momentum.
 
@@ -104,7 +104,7 @@ def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, ju
     keys = jax.random.key(seed), jax.random.key(seed, impl="unsafe_rbg")
     params = jax.jit(models.lenet().init)(keys[0])
     rows = order[: STEPS * BATCH_SIZE].reshape(STEPS, BATCH_SIZE)
-    word = Fixed(16 - fraction_bits, fraction_bits).layout
+    word = Fixed(16 - fraction_bits, fraction_bits)
     rate = np.float32(learning_rate)
     params, losses = _train(params, rows, images.x_train, images.y_train, keys[1], word, rate, rounding)
     accuracy = 100 * float(_accuracy(params, images.x_test, images.y_test))

@@ -8,6 +8,8 @@ bytes, costs in any unit (the library counts floating-point operations), both pe
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from dlscale.lab import checks, program
 
 Items = tuple[Any, ...]  # layer numbers and, for what is forgotten, Items
 LayerFunction = Callable[[Any, Array], Array]
+Curve = tuple[np.ndarray, np.ndarray, list[Any]]  # of best plans: rising peaks, falling costs, the plans' items
 
 # The CPU compiler merges what is computed again with what was computed first, which keeps it in memory after all,
 # unless this pass is off. Elsewhere it is off already where it matters.
@@ -57,14 +60,12 @@ class Chain:
             for name, value in layer._asdict().items():
                 checks.finite(f"{name} of layer {number}", value)
             if layer.saved < layer.output:
-                raise ValueError(
-                    f"Layer {number} keeps {layer.saved:g} bytes, less than its output of {layer.output:g}."
-                )
+                raise ValueError(f"Layer {number} keeps {layer.saved:g} bytes, less than its output: {layer.output:g}.")
 
     @classmethod
-    def uniform(cls, length: int, saved: float = 1.0) -> Chain:
-        """`length` layers with output 1, forward cost 1 and backward cost 2."""
-        return cls(1.0, (Layer(1.0, saved),) * checks.whole("length", length))
+    def uniform(cls, length: int) -> Chain:
+        """`length` layers with forward cost 1 and backward cost 2 that keep their output of size 1."""
+        return cls(1.0, (Layer(1.0, 1.0),) * checks.whole("length", length))
 
     def size(self, position: int) -> float:
         """Bytes between layers position - 1 and position; the gradient there has as many."""
@@ -92,36 +93,24 @@ class Plan:
     items: Items
 
     def __post_init__(self) -> None:
-        numbers = list(_flat(self.items))
+        numbers = [layer for layer, _ in _runs(self.items)]
         if not numbers or numbers != list(range(len(numbers))):
             raise ValueError(f"A plan names each layer once, in order from 0, not {numbers}.")
 
     def __len__(self) -> int:
-        return sum(1 for _ in _flat(self.items))
+        return len(self.forwards())
 
     def __str__(self) -> str:
-        return _text(self.items)
+        return str(self.items).translate(str.maketrans("()", "[]", ","))[1:-1]
 
     def forwards(self) -> np.ndarray:
         """(layers,) how often each layer runs forward in one gradient."""
-        counts = np.zeros(len(self), int)
-
-        def count(items: Items, depth: int) -> None:
-            for item in items:
-                if isinstance(item, tuple):
-                    count(item, depth + 1)
-                else:
-                    counts[item] = depth
-
-        count(self.items, 1)
-        return counts
+        return np.array([runs for _, runs in _runs(self.items)])
 
     def cost(self, chain: Chain) -> float:
         """Cost of one gradient: all runs forward, and one backward for each layer."""
-        _fits(self, chain)
-        return float(
-            sum(n * layer.forward + layer.backward for n, layer in zip(self.forwards(), chain.layers, strict=True))
-        )
+        layers = self._each("layers", chain.layers)
+        return float(sum(n * layer.forward + layer.backward for n, layer in zip(self.forwards(), layers, strict=True)))
 
     def peak(self, chain: Chain) -> float:
         """The most bytes in memory at any time, beside parameters, their gradients and the input."""
@@ -129,51 +118,50 @@ class Plan:
 
     def steps(self, chain: Chain) -> list[Step]:
         """Every operation of one gradient, in order. The gradient of the chain's output is in memory from the start."""
-        _fits(self, chain)
-        return list(_run(self.items, chain, ()))
+        self._each("layers", chain.layers)
+        return list(_steps(self.items, chain, ()))
+
+    def _each(self, what: str, values: Sequence[Any]) -> Sequence[Any]:
+        """The values themselves, if there is one for each layer."""
+        if len(values) != len(self):
+            raise ValueError(f"The plan is for {len(self)} layers, but {len(values)} {what} are given.")
+        return values
 
 
-def _text(items: Items) -> str:
-    return " ".join(f"[{_text(item)}]" if isinstance(item, tuple) else str(item) for item in items)
-
-
-def _flat(items: Items) -> Iterator[int]:
+def _runs(items: Items, times: int = 1) -> Iterator[tuple[int, int]]:
+    """Each layer, and how often it runs forward: once more for each tuple around it."""
     for item in items:
         if isinstance(item, tuple):
-            yield from _flat(item)
+            yield from _runs(item, times + 1)
         else:
-            yield item
+            yield item, times
 
 
-def _fits(plan: Plan, chain: Chain) -> None:
-    if len(plan) != len(chain.layers):
-        raise ValueError(f"The plan is for {len(plan)} layers, the chain has {len(chain.layers)}.")
+def _steps(items: Items, chain: Chain, held: tuple[tuple[str, int], ...]) -> Iterator[Step]:
+    """Forward and back over `items`, while `held` is in memory."""
 
+    def step(operation: str, layer: int, works: float, gradient: float = 0) -> Step:
+        sizes = (chain.layers[i].saved if what == "saved" else chain.size(i) for what, i in held)
+        return Step(operation, layer, held, sum(sizes) + works + gradient)
 
-def _run(items: Items, chain: Chain, outside: tuple[tuple[str, int], ...]) -> Iterator[Step]:
-    """Forward and back over `items`, while `outside` is in memory."""
-
-    def total(held: Sequence[tuple[str, int]]) -> float:
-        return sum(chain.layers[i].saved if what == "saved" else chain.size(i) for what, i in held)
-
-    gradient, held = chain.size(list(_flat(items))[-1] + 1), outside
+    gradient = chain.size(max(layer for layer, _ in _runs(items)) + 1)
     for item in items:
         if isinstance(item, tuple):
-            inner = list(_flat(item))
+            inner = [layer for layer, _ in _runs(item)]
             for i in inner:
-                works = (chain.size(i) if i > inner[0] else 0) + chain.size(i + 1) + chain.layers[i].forward_work
-                yield Step("forward", i, held, total(held) + works + gradient)
+                reads = chain.size(i) if i > inner[0] else 0  # the first one's input is held
+                yield step("forward", i, reads + chain.size(i + 1) + chain.layers[i].forward_work, gradient)
             held += (("output", inner[-1] + 1),)
         else:
-            yield Step("tape", item, held, total(held) + _tape(chain.layers[item]) + gradient)
+            yield step("tape", item, _tape(chain.layers[item]), gradient)
             held += (("saved", item),)
     for item in reversed(items):
-        held, kept = held[:-1], held[-1:]
         if isinstance(item, tuple):
-            yield from _run(item, chain, held)
+            held = held[:-1]
+            yield from _steps(item, chain, held)
         else:
-            works = chain.size(item + 1) + chain.size(item) + chain.layers[item].backward_work
-            yield Step("backward", item, held + kept, total(held + kept) + works)
+            yield step("backward", item, chain.size(item + 1) + chain.size(item) + chain.layers[item].backward_work)
+            held = held[:-1]
 
 
 def _tape(layer: Layer) -> float:
@@ -199,21 +187,13 @@ def every(length: int, k: int) -> Plan:
     With k = √length memory grows with 2 √length. The last k layers, whose turn comes at once, are kept.
     """
     length, k = checks.whole("length", length), checks.whole("k", k)
-    starts = range(0, length, k)
-    parts = [tuple(range(start, min(start + k, length))) for start in starts]
+    parts = [tuple(range(start, min(start + k, length))) for start in range(0, length, k)]
     return Plan((*parts[:-1], *parts[-1]))
 
 
 def recursive(length: int) -> Plan:
     """Forget the first half, treat both halves in the same way: memory log₂ length, ½ length log₂ length runs more."""
-
-    def halve(start: int, stop: int) -> Items:
-        if stop - start == 1:
-            return (start,)
-        middle = (start + stop) // 2
-        return (halve(start, middle), *halve(middle, stop))
-
-    return Plan(halve(0, checks.whole("length", length)))
+    return Plan(_split(0, checks.whole("length", length), 0, lambda n, _: n // 2))
 
 
 def revolve(length: int, slots: int) -> Plan:
@@ -222,26 +202,21 @@ def revolve(length: int, slots: int) -> Plan:
     Beside the one that keeps what its gradient needs, they are r · length - β(slots + 1, r - 1) runs forward, with
     β(s, r) = (s + r)! / (s! r!) and the r for which β(slots, r - 1) < length ≤ β(slots, r).
     """
-    length, slots = checks.whole("length", length), checks.whole("slots", slots)
 
-    @functools.cache
-    def best(n: int, s: int) -> tuple[int, int]:
-        """(runs, where the next activation is stored) for n layers with s slots."""
-        if n == 1:
-            return 0, 0
-        if s == 1:
-            return n * (n - 1) // 2, n - 1
-        return min((k + best(k, s)[0] + best(n - k, s - 1)[0], k) for k in range(1, n))
+    def first(n: int, s: int) -> int:
+        """The fewest that may be forgotten: the rest must be done with s - 1 slots and at most r repeats of a layer."""
+        r = next(r for r in itertools.count(1) if math.comb(s + r, r) >= n)
+        return max(1, n - math.comb(s - 1 + r, r), math.comb(s + r - 2, s))
 
-    def split(start: int, n: int, s: int) -> Items:
-        if n == 1:
-            return (start,)
-        k = best(n, s)[1]
-        return (split(start, k, s), *split(start + k, n - k, s - 1))
+    return Plan(_split(0, checks.whole("length", length), checks.whole("slots", slots), first))
 
-    for n in range(1, length):  # from below: no deep recursion
-        best(n, slots)
-    return Plan(split(0, length, slots))
+
+def _split(start: int, n: int, slots: int, first: Callable[[int, int], int]) -> Items:
+    """Forget the first(n, slots) of n layers, and treat them, and the rest with a slot less, in the same way."""
+    if n == 1:
+        return (start,)
+    k = first(n, slots)
+    return (_split(start, k, slots, first), *_split(start + k, n - k, slots - 1, first))
 
 
 class Tradeoff(NamedTuple):
@@ -252,16 +227,48 @@ class Tradeoff(NamedTuple):
     plan: Plan
 
 
-def frontier(chain: Chain) -> list[Tradeoff]:
+@functools.lru_cache(maxsize=16)
+def frontier(chain: Chain) -> tuple[Tradeoff, ...]:
     """Every best trade-off between memory and cost, from the smallest peak to the one where nothing runs twice.
 
     Dynamic programming over the parts of the chain, exact for unequal sizes and costs. Its plans are the optimal
     persistent schedules of Beaumont et al. 2019 (arXiv:1911.13214): what is kept stays until its turn comes.
     """
-    best = _best(chain)
-    peaks, costs, _ = best[0, len(chain.layers)]
-    plans = [Plan(_rebuild(best, chain, 0, len(chain.layers), peak)) for peak in peaks]
-    return [Tradeoff(float(peak), float(cost), plan) for peak, cost, plan in zip(peaks, costs, plans, strict=True)]
+    layers, size, n = chain.layers, chain.size, len(chain.layers)
+    best: dict[tuple[int, int], Curve] = {(t, t): (np.zeros(1), np.zeros(1), [()]) for t in range(n + 1)}
+    for s, t in sorted(itertools.combinations(range(n + 1), 2), key=lambda part: part[1] - part[0]):
+        kept = layers[s]
+        needed = max(kept.saved + size(s + 1) + size(s) + kept.backward_work, _tape(kept) + size(t))
+        alone = np.array([needed]), np.array([kept.forward + kept.backward]), [s]
+        ways = [(alone, best[s + 1, t], kept.saved, 0.0, 0.0)]
+        running, passing = 0.0, 0.0  # cost of the first run, and what its widest layer needs
+        for k in range(s + 1, t):
+            running += layers[k - 1].forward
+            passing = max(passing, (size(k - 1) if k - 1 > s else 0) + size(k) + layers[k - 1].forward_work)
+            ways.append((best[s, k], best[k, t], size(k), passing + size(t), running))
+        best[s, t] = _best_of(ways)
+    peaks, costs, plans = best[0, n]
+    return tuple(map(Tradeoff, peaks.tolist(), costs.tolist(), map(Plan, plans)))
+
+
+def _best_of(ways: Sequence[tuple[Curve, Curve, float, float, float]]) -> Curve:
+    """The best plans of a part of a chain: one for a first item, and one for the rest with that item's bytes held.
+
+    Each way to choose the first item: curves of it and of the rest, the bytes held, the least peak, and a cost beside.
+    """
+    found = []
+    for number, ((left, left_costs, _), (right, right_costs, _), held, least, more) in enumerate(ways):
+        peaks = np.union1d(left, right + held)
+        peaks = peaks[peaks >= max(left[0], right[0] + held)]
+        i, j = (np.searchsorted(some, peaks, "right") - 1 for some in (left, right + held))
+        costs = left_costs[i] + right_costs[j] + more
+        found.append((np.maximum(peaks, least), costs, np.full(len(peaks), number), i, j))
+    peaks, costs, *choices = map(np.concatenate, zip(*found, strict=True))
+    order = np.lexsort((costs, peaks))
+    cheapest = np.minimum.accumulate(costs[order])
+    keep = order[np.r_[True, cheapest[1:] < cheapest[:-1]]]
+    plans = [(ways[number][0][2][i], *ways[number][1][2][j]) for number, i, j in np.transpose(choices)[keep]]
+    return peaks[keep], costs[keep], plans
 
 
 def optimal_plan(chain: Chain, memory: float) -> Plan:
@@ -269,59 +276,10 @@ def optimal_plan(chain: Chain, memory: float) -> Plan:
 
     Raises ValueError if no plan fits, and names the least memory that does.
     """
-    checks.finite("memory", memory)
-    best = _best(chain)
-    least = best[0, len(chain.layers)][0][0]
-    if memory < least:
-        raise ValueError(f"No plan fits {memory:g} bytes: this chain needs at least {least:g}.")
-    return Plan(_rebuild(best, chain, 0, len(chain.layers), memory))
-
-
-@functools.lru_cache(maxsize=16)
-def _best(chain: Chain) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """For each part [s, t): rising peaks, the least cost at each, and what comes first there.
-
-    That is -1 for "keep layer s", or k for "forget layers s to k - 1". A peak leaves out the part's input.
-    """
-    layers, n = chain.layers, len(chain.layers)
-    size = [chain.size(position) for position in range(n + 1)]
-    best: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-    for length in range(1, n + 1):
-        for s in range(n - length + 1):
-            t, first = s + length, layers[s]
-            keeping = max(first.saved + size[s + 1] + size[s] + first.backward_work, _tape(first) + size[t])
-            own = first.forward + first.backward
-            if length == 1:
-                best[s, t] = np.array([keeping]), np.array([own]), np.array([-1])
-                continue
-            peaks, costs, _ = best[s + 1, t]
-            found = [(np.maximum(peaks + first.saved, keeping), costs + own, np.full(len(peaks), -1))]
-            running, passing = 0.0, 0.0  # cost of the first run, and what its widest layer needs
-            for k in range(s + 1, t):
-                running += layers[k - 1].forward
-                passing = max(passing, (size[k - 1] if k - 1 > s else 0) + size[k] + layers[k - 1].forward_work)
-                (left, left_costs, _), (right, right_costs, _) = best[s, k], best[k, t]
-                peaks = np.union1d(left, right + size[k])
-                peaks = peaks[peaks >= max(left[0], right[0] + size[k])]
-                costs = left_costs[np.searchsorted(left, peaks, "right") - 1]
-                costs = costs + right_costs[np.searchsorted(right + size[k], peaks, "right") - 1] + running
-                found.append((np.maximum(peaks, passing + size[t]), costs, np.full(len(peaks), k)))
-            peaks, costs, firsts = map(np.concatenate, zip(*found, strict=True))
-            order = np.lexsort((costs, peaks))
-            better = np.minimum.accumulate(costs[order])
-            keep = order[np.r_[True, better[1:] < better[:-1]]]
-            best[s, t] = peaks[keep], costs[keep], firsts[keep]
-    return best
-
-
-def _rebuild(best: dict, chain: Chain, s: int, t: int, memory: float) -> Items:
-    peaks, _, firsts = best[s, t]
-    k = firsts[np.searchsorted(peaks, memory * (1 + 1e-12), "right") - 1]
-    if t - s == 1:
-        return (s,)
-    if k < 0:
-        return (s, *_rebuild(best, chain, s + 1, t, memory - chain.layers[s].saved))
-    return (_rebuild(best, chain, s, k, memory), *_rebuild(best, chain, k, t, memory - chain.size(k)))
+    points = frontier(chain)
+    if not memory >= points[0].peak:
+        raise ValueError(f"No plan fits a memory of {memory:g} bytes: this chain needs at least {points[0].peak:g}.")
+    return [point.plan for point in points if point.peak <= memory * (1 + 1e-12)][-1]  # sums of bytes are rounded
 
 
 # Plans that run
@@ -335,24 +293,17 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
     output would have to be kept as well).
     """
     layers = [_in_turn(layer) for layer in layers]
-    if len(plan) != len(layers):
-        raise ValueError(f"The plan is for {len(plan)} layers, not for {len(layers)}.")
+    plan._each("functions", layers)
 
     def run(items: Items, params: Sequence[Any], x: Array) -> Array:
         for item in items:
             if isinstance(item, tuple):
                 x = jax.checkpoint(functools.partial(run, item))(params, x)
             else:
-                x = layers[item](params[item], x)
-                _one_array(item, x)
+                x = _one_array(item, layers[item](params[item], x))
         return x
 
-    def f(params: Sequence[Any], x: Array) -> Array:
-        if len(params) != len(layers):
-            raise ValueError(f"There are {len(layers)} layers, but parameters for {len(params)}.")
-        return run(plan.items, params, x)
-
-    return f
+    return lambda params, x: run(plan.items, plan._each("parameters", params), x)
 
 
 def _in_turn(layer: LayerFunction) -> LayerFunction:
@@ -390,37 +341,30 @@ def jit(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return jax.jit(f, compiler_options=COMPILER_OPTIONS, **options)
 
 
-def peak(f: Callable[..., Array], *args: Any) -> int:
-    """Bytes that the gradient of a scalar `f` takes beside arguments and results. Compiles, runs nothing."""
-    return program.temporary_bytes(jax.grad(f), *args, compiler_options=COMPILER_OPTIONS)
-
-
 def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) -> Chain:
     """The chain as its program has it: bytes that each layer's gradient needs, operations as costs.
 
     Each layer is compiled alone, to see what it takes while it runs. Nothing is run, and shapes are enough.
     """
-    chain: list[Layer] = []
-    known: dict[Any, tuple[Layer, Any]] = {}
-    first = x
+    made, size, profile_layer = [], program.nbytes(x), functools.cache(_profile)  # equal layers are compiled once
     for number, (layer, p) in enumerate(zip(layers, params, strict=True)):
-        key = (layer, str(jax.tree.map(jax.typeof, (p, x))))
-        if key not in known:
-            out = jax.eval_shape(layer, p, x)
-            _one_array(number, out)
-            known[key] = _profile(layer, p, x, out), out
-        made, x = known[key]
-        chain.append(made)
-    return Chain(program.nbytes(first), tuple(chain))
+        out = _one_array(number, jax.eval_shape(layer, p, x))
+        shapes, tree = jax.tree.flatten(jax.eval_shape(lambda *args: args, p, x, out))
+        made.append(profile_layer(layer, tree, *shapes))
+        x = out
+    return Chain(size, tuple(made))
 
 
-def _profile(layer: LayerFunction, p: Any, x: Any, out: Any) -> Layer:
+def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> Layer:
     def back(p: Any, x: Array, g: Array) -> Any:
         return jax.vjp(layer, p, x)[1](g)
 
+    def work(f: Callable[..., Any], *args: Any) -> int:
+        return jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+    p, x, out = tree.unflatten(shapes)
     output, forward = program.nbytes(out), program.flops(layer, p, x)
     saved = output + program.kept_bytes(layer, p, x)
-    work = functools.partial(program.temporary_bytes, compiler_options=COMPILER_OPTIONS)
     backward, backward_work = program.flops(back, p, x, out) - forward, max(work(back, p, x, out) - saved, 0)
     return Layer(output, saved, forward, backward, work(layer, p, x), backward_work)
 
@@ -442,6 +386,7 @@ def account(f: Callable[..., Array], *args: Any) -> Account:
     return Account(program.kept_bytes(f, *args), program.flops(f, *args), gradient, gradient - least)
 
 
-def _one_array(number: int, out: Any) -> None:
+def _one_array(number: int, out: Any) -> Any:
     if not hasattr(out, "dtype"):
         raise ValueError(f"Layer {number} returns a {type(out).__name__}: a layer of a chain returns one array.")
+    return out

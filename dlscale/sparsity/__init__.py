@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 
 from dlscale.lab import checks
@@ -52,50 +53,44 @@ def mask(
     pattern = _pattern(granularity)
     if not isinstance(density, jax.core.Tracer):
         density = float(density)
-        if not 0 < checks.finite("density", density) <= 1:
+        if not 0 < density <= 1:
             raise ValueError(f"density must be above 0 and at most 1, not {density!r}.")
         if pattern and not math.isclose(density, pattern[0] / pattern[1]):
             raise ValueError(f"{granularity} has density {pattern[0] / pattern[1]:g}, not {density:g}.")
-    leaves, tree = jax.tree.flatten(params)
-    chosen = [i for i, leaf in enumerate(leaves) if np.ndim(leaf) >= 2]
-    if not chosen:
+    weights = [leaf for leaf in jax.tree.leaves(params) if np.ndim(leaf) >= 2]
+    if not weights:
         raise ValueError("There is nothing to prune: no array has two axes or more.")
-    for i in chosen:
-        if not isinstance(leaves[i], jax.core.Tracer) and not np.any(np.asarray(leaves[i])):
-            raise ValueError(f"A layer of shape {leaves[i].shape} is zero throughout: its weights have no order.")
-    shapes = [_group_shape(leaves[i].shape, granularity, block) for i in chosen]
-    groups = [jnp.abs(_grouped(jnp.asarray(leaves[i]), shape)) for i, shape in zip(chosen, shapes, strict=True)]
-    if pattern:
-        kept = [_largest(group, pattern[0]) for group in groups]
+    for w in weights:
+        if not isinstance(w, jax.core.Tracer) and not np.any(np.asarray(w)):
+            raise ValueError(f"A layer of shape {w.shape} is zero throughout: its weights have no order.")
+    sides = [group_shape(w.shape, granularity, block) for w in weights]
+    groups = [jnp.abs(_grouped(jnp.asarray(w), side)) for w, side in zip(weights, sides, strict=True)]
+    if pattern:  # groups are (…, inputs / M, outputs, M)
+        kept = [_largest(group, pattern[0]).swapaxes(-1, -2) for group in groups]
+        masks = [keep.reshape(w.shape) for keep, w in zip(kept, weights, strict=True)]
     else:
         scores = [group.mean(-1) for group in groups]
-        kept = [keep[..., None] for keep in (_keep_each if scope == "layer" else _keep_all)(scores, groups, density)]
-    masks = [jnp.ones(np.shape(leaf), jnp.float32) for leaf in leaves]
-    for i, shape, keep in zip(chosen, shapes, kept, strict=True):
-        wide = jnp.broadcast_to(keep, (*keep.shape[:-1], math.prod(shape))).astype(jnp.float32)
-        masks[i] = _ungrouped(wide, shape)
-    return tree.unflatten(masks)
+        kept = [_best(score, density) for score in scores] if scope == "layer" else _best_of_all(scores, sides, density)
+        masks = [jnp.kron(keep, jnp.ones(side)) for keep, side in zip(kept, sides, strict=True)]
+    rest = iter(masks)
+    return jax.tree.map(lambda w: (next(rest) if np.ndim(w) >= 2 else jnp.ones_like(w)).astype(jnp.float32), params)
 
 
-def _keep_each(scores: list[Array], groups: list[Array], density: float | Array) -> list[Array]:
-    return [_largest(score.ravel(), _count(density, score.size)).reshape(score.shape) for score in scores]
+def _best(scores: Array, density: float | Array) -> Array:
+    """The best groups of a layer."""
+    exact = density * scores.size
+    count = jnp.maximum(jnp.round(exact), 1) if isinstance(density, jax.core.Tracer) else max(round(exact), 1)
+    return _largest(scores.ravel(), count).reshape(scores.shape)
 
 
-def _keep_all(scores: list[Array], groups: list[Array], density: float | Array) -> list[Array]:
+def _best_of_all(scores: list[Array], sides: list[tuple[int, ...]], density: float | Array) -> list[Array]:
     """The best groups of all layers together, until they hold the fraction of all weights."""
-    flat = jnp.concatenate([score.ravel() for score in scores])
-    sizes = np.concatenate([np.full(score.size, group.shape[-1]) for score, group in zip(scores, groups, strict=True)])
-    order = jnp.argsort(-flat, stable=True)
-    before = jnp.cumsum(jnp.asarray(sizes)[order]) - jnp.asarray(sizes)[order]  # weights in better groups
-    nearer = before + jnp.asarray(sizes)[order] / 2 < density * int(sizes.sum())  # with this group than without it
-    keep = jnp.zeros(flat.shape, bool).at[order].set(nearer.at[0].set(True))
-    ends = np.cumsum([score.size for score in scores])[:-1]
-    return [part.reshape(score.shape) for part, score in zip(jnp.split(keep, ends), scores, strict=True)]
-
-
-def _count(density: float | Array, of: int) -> int | Array:
-    exact = density * int(of)
-    return jnp.maximum(jnp.round(exact), 1) if isinstance(density, jax.core.Tracer) else max(round(exact), 1)
+    flat, as_layers = ravel_pytree(scores)
+    sizes = np.repeat([math.prod(side) for side in sides], [score.size for score in scores])
+    ordered = jnp.asarray(sizes)[jnp.argsort(-flat, stable=True)]
+    before = jnp.cumsum(ordered) - ordered  # weights in better groups
+    nearer = before + ordered / 2 < density * int(sizes.sum())  # with this group than without it
+    return as_layers(_largest(flat, jnp.maximum(nearer.sum(), 1)).astype(flat.dtype))
 
 
 def _largest(scores: Array, count: int | Array) -> Array:
@@ -114,20 +109,14 @@ def _pattern(granularity: str) -> tuple[int, int] | None:
     return None
 
 
-def _group_shape(shape: tuple[int, ...], granularity: str, block: int) -> tuple[int, ...]:
-    """The sides of a group in an array of this shape."""
-    if pattern := _pattern(granularity):
-        sides = (pattern[1], 1)
-    elif granularity == "block":
-        sides = (checks.whole("block", block),) * 2
-    elif granularity == "weight":
-        sides = (1, 1)
-    elif granularity == "filter":
-        sides = (*shape[:-1], 1)
-    elif len(shape) != 4:
+def group_shape(shape: tuple[int, ...], granularity: str, block: int = 4) -> tuple[int, ...]:
+    """The sides of a group (see `mask`) in an array of this shape."""
+    pattern = _pattern(granularity)
+    if granularity in ("vector", "kernel") and len(shape) != 4:
         raise ValueError(f"A {granularity} is part of a convolution (height, width, in, out), not of shape {shape}.")
-    else:
-        sides = (1, shape[1], 1, 1) if granularity == "vector" else (*shape[:2], 1, 1)
+    named = {"weight": (1, 1), "vector": (*shape[1:2], 1, 1), "kernel": (*shape[:2], 1, 1), "filter": (*shape[:-1], 1)}
+    named["block"] = (checks.whole("block", block),) * 2
+    sides = named.get(granularity) or (pattern[1], 1)
     sides = (1,) * (len(shape) - len(sides)) + sides
     if any(length % side for length, side in zip(shape, sides, strict=True)):
         wanted = " × ".join(map(str, sides[-2:]))
@@ -140,13 +129,6 @@ def _grouped(w: Any, sides: tuple[int, ...]) -> Any:
     split = w.reshape([part for n, side in zip(w.shape, sides, strict=True) for part in (n // side, side)])
     outer, inner = range(0, split.ndim, 2), range(1, split.ndim, 2)
     return split.transpose(*outer, *inner).reshape(*split.shape[::2], math.prod(sides))
-
-
-def _ungrouped(groups: Any, sides: tuple[int, ...]) -> Any:
-    """The inverse of `_grouped`."""
-    axes, grid = len(sides), groups.shape[:-1]
-    split = groups.reshape(*grid, *sides).transpose([axis for a in range(axes) for axis in (a, axes + a)])
-    return split.reshape([n * side for n, side in zip(grid, sides, strict=True)])
 
 
 # Training with them
@@ -201,71 +183,45 @@ def gradual(density: optax.Schedule, every: int, **options: Any) -> MaskUpdate:
 # Storing them
 
 
-class Encoded(NamedTuple):
-    """Weights as a string of bits. What decoding needs beside it (this tuple's other fields) is not counted."""
-
-    payload: np.ndarray  # (bits,) of 0 and 1
-    shape: tuple[int, ...]
-    encoding: str
-    sides: tuple[int, ...]  # of a group
-    index_bits: int
-    dtype: str
-
-    @property
-    def bits(self) -> int:
-        return len(self.payload)
-
-
 def encode(
     weights: ArrayLike, encoding: str = "relative", granularity: str = "weight", index_bits: int | None = None,
     dtype: str = "float32", block: int = 4,
-) -> Encoded:  # fmt: skip
-    """Write weights as bits; groups (see `mask`) that are zero throughout are left out, one index stands for a group.
+) -> np.ndarray:  # fmt: skip
+    """Write weights as bits (bits,) of 0 and 1; groups (see `mask`) that are zero throughout are left out.
 
-    "dense" writes all. "bitmap" has a bit for each group. "relative" has for each group that is not zero the number of
-    zero groups before it, in `index_bits` (default 4); where more are zero, filler groups of zeros are written (Han et
-    al. 2016, arXiv:1510.00149). "csr" has for each row of groups its start in 32 bits, for each group its column, in
-    the fewest bits or `index_bits`; with blocks this is BCSR. Values are "float32" or "float16".
+    One index stands for a group. "dense" writes all. "bitmap" has a bit for each group. "relative" has for each group
+    that is not zero the number of zero groups before it, in `index_bits` (default 4); where more are zero, filler
+    groups of zeros are written (Han et al. 2016, arXiv:1510.00149). "csr" has for each row of groups its start in 32
+    bits, for each group its column, in the fewest bits or `index_bits`; with blocks this is BCSR. Values are "float32"
+    or "float16".
     Raises ValueError for unknown names, a shape that the granularity cannot serve and indices that are too narrow.
     """
     checks.known("encoding", encoding, ENCODINGS)
     checks.known("dtype", dtype, ("float32", "float16"))
     weights = np.asarray(weights, dtype)
-    sides = _group_shape(weights.shape, granularity, block)
-    groups = _grouped(weights, sides)
-    rows = groups.reshape(-1, *groups.shape[-2:])  # (rows, columns, weights of a group)
-    flat = rows.reshape(-1, rows.shape[-1])
-    least = max(1, (rows.shape[1] - 1).bit_length())
+    groups = _grouped(weights, group_shape(weights.shape, granularity, block))
+    columns, flat = groups.shape[-2], groups.reshape(-1, groups.shape[-1])
+    least = max(1, (columns - 1).bit_length())
     index_bits = checks.whole("index_bits", (least if encoding == "csr" else 4) if index_bits is None else index_bits)
     if encoding == "csr" and index_bits < least:
-        raise ValueError(f"{rows.shape[1]} columns need indices of at least {least} bits, not {index_bits}.")
-    present = np.flatnonzero((flat != 0).any(1))
+        raise ValueError(f"{columns} columns need indices of at least {least} bits, not {index_bits}.")
+    kept = np.flatnonzero(flat.any(1))
     if encoding == "dense":
-        parts = [_values(flat)]
-    elif encoding == "bitmap":
-        parts = [np.isin(np.arange(len(flat)), present).astype(np.uint8), _values(flat[present])]
+        return _values(flat)
+    if encoding == "bitmap":
+        indices = np.isin(np.arange(len(flat)), kept).astype(np.uint8)
     elif encoding == "csr":
-        starts = np.searchsorted(present, np.arange(len(rows) + 1) * rows.shape[1])
-        parts = [
-            _integers(starts, POINTER_BITS),
-            _integers(present % rows.shape[1], index_bits),
-            _values(flat[present]),
-        ]
+        starts = np.searchsorted(kept, np.arange(0, len(flat) + 1, columns))
+        indices = np.concatenate([_integers(starts, POINTER_BITS), _integers(kept % columns, index_bits)])
     else:
-        gaps, kept, last = [], [], -1
-        for position in present:
-            while position - last - 1 >= 2**index_bits:  # a filler stands for this many zeros and itself
-                last += 2**index_bits
-                gaps.append(2**index_bits - 1)
-                kept.append(last)
-            gaps.append(position - last - 1)
-            kept.append(position)
-            last = position
-        parts = [_integers(gaps, index_bits), _values(flat[np.array(kept, int)])]
-    return Encoded(np.concatenate(parts), weights.shape, encoding, sides, index_bits, dtype)
+        gaps, most = np.diff(kept, prepend=-1) - 1, 2**index_bits  # zeros before each, and those of a filler and itself
+        written = np.full((gaps // most + 1).sum(), most - 1)
+        written[(gaps // most + 1).cumsum() - 1] = gaps % most
+        indices, kept = _integers(written, index_bits), np.cumsum(written + 1) - 1
+    return np.concatenate([indices, _values(flat[kept])])
 
 
-def stored_bits(mask: Tree, encoding: str = "relative", **options: Any) -> int:
+def stored_bits(mask: Tree, encoding: str = "relative", dtype: str = "float32", **options: Any) -> int:
     """Bits that the weights under a mask take, counted on the encoding that is really made; `options`: see `encode`.
 
     Arrays with fewer than two axes are stored dense.
@@ -273,9 +229,9 @@ def stored_bits(mask: Tree, encoding: str = "relative", **options: Any) -> int:
     total = 0
     for leaf in jax.tree.leaves(mask):
         if np.ndim(leaf) >= 2:
-            total += encode(leaf, encoding, **options).bits
+            total += len(encode(leaf, encoding, dtype=dtype, **options))
         else:
-            total += np.size(leaf) * np.dtype(options.get("dtype", "float32")).itemsize * 8
+            total += 8 * np.asarray(leaf, dtype).nbytes
     return total
 
 

@@ -97,7 +97,7 @@ def _relative(answer: Any) -> str | None:
         if wrong := compare(given, answer(list(gaps), b, v), expected):
             return wrong
     mask, gaps = _gaps(5, 400, 0.08)
-    encoded = sparsity.encode(mask, "relative", index_bits=3, dtype="float16").bits
+    encoded = len(sparsity.encode(mask, "relative", index_bits=3, dtype="float16"))
     return compare("The number of bits of 400 weights, as they are really encoded,", answer(gaps, 3, 16), encoded)
 
 

@@ -133,8 +133,8 @@ def entries(mask: Params, granularity: str) -> tuple[int, int]:
     """
     granularity = "weight" if ":" in granularity else granularity
     made = [sparsity.encode(mask[name]["w"], "relative", granularity, INDEX_BITS, dtype="float16") for name in PRUNED]
-    size = math.prod(made[0].sides)
-    return sum(code.bits for code in made) // (INDEX_BITS + 16 * size), size
+    size = math.prod(sparsity.group_shape(mask[PRUNED[0]]["w"].shape, granularity))
+    return sum(map(len, made)) // (INDEX_BITS + 16 * size), size
 
 
 def granularity_trial(
