@@ -533,7 +533,9 @@ def graded(monkeypatch):
 
     def judge(submitted: grading.Cells, pristine: grading.Cells, *_, **__) -> dict[str, str]:
         sources = dict(submitted)
-        return {identity: "blank" if "..." in sources.get(identity, "...") else "" for identity, _ in pristine if identity}
+        return {
+            identity: "blank" if "..." in sources.get(identity, "...") else "" for identity, _ in pristine if identity
+        }
 
     monkeypatch.setattr(grading, "print", tell, raising=False)
     monkeypatch.setattr(grading, "grade_cells", judge)

@@ -24,7 +24,7 @@ from matplotlib.text import Text
 
 from dlscale.collectives import command, measuring
 from dlscale.collectives.measuring import Measurements, Row, Skipped
-from dlscale.lab import devices, processes
+from dlscale.lab import devices
 from dlscale.lab.processes import PeerLost
 
 COMMAND = [sys.executable, "-m", "dlscale", "measure"]
@@ -226,15 +226,6 @@ def test_a_failure_inside_a_process_is_passed_on(monkeypatch):
         PeerLost, match=r"Process [01] \(of 0 to 1\) failed with MemoryError, at all_reduce by xla, 1048576GB"
     ):
         measuring.processes(2, algorithms=["xla"], sizes=[2**50])
-
-
-def test_a_taken_port_is_left_alone(monkeypatch):
-    offered = [socket.create_server(("127.0.0.1", 0)), processes._bound()]
-    port = offered[0].dup()  # stays open when the offered one is closed
-    monkeypatch.setattr(processes, "_bound", lambda: offered.pop(0))
-    with port:
-        assert measuring.processes(2, algorithms=["xla"], sizes=[8], repeats=1)[0].right
-    assert not offered
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -196,6 +197,24 @@ time.sleep(1000)"""
     assert peak.look(members) == peak.bytes
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many share a page")
+def test_memory_counts_what_groups_of_processes_share_each_for_itself():
+    code = """
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        kept = bytearray(6 * 10**7)
+        kept[::4096] = b"x" * len(kept[::4096])
+        os.fork()
+        print(1, flush=True)
+        time.sleep(1000)
+time.sleep(1000)"""
+    with contextlib.closing(Child([sys.executable, "-c", code])) as child:
+        for _ in range(4):
+            child.receive()
+        assert 1.2e8 < processes.memory(family(child.process.pid)) < 2e8
+
+
 # Groups
 
 
@@ -207,7 +226,7 @@ import os, time
 from dlscale.lab import processes
 def work(order, say):
     say(joined=True, pid=os.getpid(), seen=[order["processes"], order["process"]])
-    exec(order["code"], {"say": say, "rank": order["process"], "time": time, "os": os})
+    exec(order["code"], {"say": say, "rank": order["process"], "time": time, "os": os, "order": order})
 processes.serve(work)
 """
     (tmp_path / "peer_of_a_test.py").write_text(code)
@@ -229,6 +248,22 @@ def test_peers_say_what_they_have_to_say(module):
         (2, 3, 2),
     ]
     assert not psutil.Process().children()
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="a port cannot be held for others")
+def test_a_group_keeps_its_port_for_those_who_share_it(module):
+    code = """
+import socket
+host, port = order["coordinator"].split(":")
+for share in (0, 1):
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, share)
+        try:
+            own.bind((host, int(port)))
+        except OSError:
+            say(refused=share)"""
+    found = [message for _, message in processes.peers(module, 1, {"code": code}, 60)]
+    assert {"refused": 0} in found and {"refused": 1} not in found
 
 
 @pytest.mark.parametrize("code, words", [
