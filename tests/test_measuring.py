@@ -51,11 +51,16 @@ def children(process=None):
     found = psutil.Process(process and process.pid).children(recursive=True)
     command = ["-P", "-m", "dlscale.collectives.measuring"]
     last = [child for child in found if child.cmdline()[1:] == command]  # their keepers have a longer one
-    return sorted(last, key=lambda child: child.parent().create_time())  # keepers start in the order of ranks
+    # keepers start in the order of ranks, some in the same tick of the clock
+    return sorted(last, key=lambda child: (child.parent().create_time(), child.ppid()))
 
 
 def ended(processes):
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 # Definitions

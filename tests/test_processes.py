@@ -54,7 +54,11 @@ def end_of(child: Child) -> str:
 
 
 def gone(members: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in members)
+    for process in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 def test_lines_go_there_and_back(start):

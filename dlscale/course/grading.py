@@ -171,14 +171,10 @@ def grade_cells(
     `pristine` are the cells of the course's own notebook. They run again without the answer that stopped them, so that
     the others still count.
     """
-    identities = [identity for identity, _ in pristine if identity]
-    answers, results = {}, {}
-    for identity in identities:
-        match [source for tag, source in submitted if tag == identity]:
-            case [source]:
-                answers[identity] = source
-            case sources:
-                results[identity] = "several cells are tagged as its answer" if sources else "its cell is missing"
+    found = {tag: [source for name, source in submitted if name == tag] for tag, _ in pristine if tag}
+    answers = {tag: sources[0] for tag, sources in found.items() if len(sources) == 1}
+    results = {tag: "several cells are tagged as its answer" for tag, sources in found.items() if len(sources) > 1}
+    results |= {tag: "its cell is missing" for tag, sources in found.items() if not sources}
     while answers:
         guilty = None
         try:
@@ -191,11 +187,11 @@ def grade_cells(
             break
         except ChildEnded as ended:
             if guilty is None:
-                results = dict.fromkeys(identities, f"not reached: {ended}") | results
+                results = dict.fromkeys(found, f"not reached: {ended}") | results
                 break
             results[guilty] = str(ended)
             del answers[guilty]
-    return {identity: results[identity] for identity in identities}
+    return {identity: results[identity] for identity in found}
 
 
 def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exercise], **limits: float) -> None:
@@ -245,10 +241,7 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     save()
     for count, (key, (name, stem, cells, failure)) in enumerate(submissions.items(), 1):
         if key not in rows:
-            pristine = originals.get(stem, [])
-            results = dict.fromkeys((identity for identity, _ in pristine if identity), failure)
-            if not failure:
-                results = grade_cells(cells, pristine, notebooks, exercises, **limits)
+            results = grade_cells(cells, originals.get(stem, []), notebooks, exercises, **limits)
             remarks = failure or "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
             points = {identity: int(not wrong) for identity, wrong in results.items()}
             total, shown = sum(points.values()), shorten(name)
