@@ -34,7 +34,7 @@ import numpy as np
 from dlscale.course import exercises, sources
 from dlscale.course.exercises import AnswerError, Exercise, describe, shorten
 from dlscale.lab import checks
-from dlscale.lab.processes import MAX_BYTES, PYTHON, Child, ChildEnded, channel
+from dlscale.lab.processes import ENDED, MAX_BYTES, PYTHON, Child, ChildEnded, channel
 
 MAX_FILE_BYTES = 50_000_000
 MAX_ITEMS = 10_000  # of a dict: keys can be chosen to collide
@@ -137,8 +137,8 @@ class Sandbox(Child):
         if exercise is None or not isinstance(answers, list) or not answers:
             return "its check was not called"
         right, line = exercise.judge(answers[0])
-        if self.why:  # it ended while it was checked
-            raise ChildEnded(self.why)
+        if self.why or self.process.poll() is not None:  # it ended while it was checked; nothing more runs unwatched
+            raise ChildEnded(self.why or ENDED)
         return "" if right else line
 
 

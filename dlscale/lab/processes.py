@@ -40,7 +40,7 @@ MAX_BYTES = 16_000_000  # of one line
 MAX_LINES = 8  # of a child that wait to be received
 MAX_PROCESSES = 100  # of a child and all that it started
 TICK = 0.1  # seconds between two looks at a child
-GRACE = 1  # seconds in which a child that fell silent ends, and in which the death that was the cause becomes visible
+GRACE = 0.5  # seconds in which a child that fell silent ends, and in which the death that was the cause becomes visible
 END = 10  # seconds in which killed processes must be gone; one that hangs in the kernel cannot be waited for
 LOOKS = 5  # that find nobody: processes that end while they are looked at may have started another
 START = 60  # seconds in which peers have found each other, whatever the limit of their silence
@@ -211,7 +211,9 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE)
         _end(self.process.pid, str(self.log))
-        self.process.kill()  # the keeper, which has nobody left to keep
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the keeper, which has nobody left to keep
+            self.process.wait(GRACE)
+        self.process.kill()
         self.process.wait()
         os.close(self.leash)
         self.outbox.put(b"")
