@@ -7,7 +7,7 @@ import importlib
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -21,30 +21,30 @@ from dlscale.lab import checks
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def rooms(part: str) -> list[ModuleType]:
-    """The module called `part` of each room that has one, in the order of the course."""
-    names = [f"dlscale.{book.room}" for book in contents() if book.available]
-    return [importlib.import_module(f"{name}.{part}") for name in names if find_spec(f"{name}.{part}")]
+def instances(kind: type, part: str) -> dict[str, Any]:
+    """All of this kind that the modules called `part` of the rooms name, in the order of the course."""
+    names = (f"dlscale.{book.room}.{part}" for book in contents() if book.available)
+    found = (entry for name in names if find_spec(name) for entry in vars(importlib.import_module(name)).values())
+    return {entry.id: entry for entry in found if isinstance(entry, kind)}
 
 
 def exercises() -> dict[str, Exercise]:
     """All exercises of the course by id."""
-    found = (entry for module in rooms("exercises") for entry in vars(module).values())
-    return {entry.id: entry for entry in found if isinstance(entry, Exercise)}
+    return instances(Exercise, "exercises")
 
 
 def experiments() -> dict[str, Experiment]:
     """All recorded experiments of the course by id."""
-    found = (entry for module in rooms("experiment") for entry in vars(module).values())
-    return {entry.id: entry for entry in found if isinstance(entry, Experiment)}
+    return instances(Experiment, "experiment")
 
 
-def run(identity: str | None, folder: Path) -> int:
+def run(identity: str | None, folder: Path) -> None:
     """Run a recorded experiment with progress; without an id, list them."""
+    known = experiments()
     if identity is None:
-        print("\n".join(f"{entry.id}: {entry.about}" for entry in experiments().values()))
-        return 0
-    chosen = experiments()[checks.known("experiment", identity, experiments())]
+        print("\n".join(f"{entry.id}: {entry.about}" for entry in known.values()))
+        return
+    chosen = known[checks.known("experiment", identity, known)]
     with tqdm(desc=identity, unit=" trials") as bar:
 
         def tell(done: int, planned: int) -> None:
@@ -52,42 +52,35 @@ def run(identity: str | None, folder: Path) -> int:
             bar.update(done - bar.n)
 
         print(records.execute(chosen, folder, tell))
-    return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+def main(arguments: list[str]) -> int:
+    """Do what the arguments of the command line say and return an exit status."""
     if arguments[:1] == ["measure"]:  # it has many options of its own
         return command.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m dlscale", description="The commands of the course.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="run a recorded experiment and renew its record")
     one.add_argument("identity", metavar="id", nargs="?", help="which; without it, all are listed")
     one.add_argument("--folder", type=Path, default=records.results_folder(), help="of the records")
-    grade = commands.add_parser("grade", help="grade a folder of submitted notebooks; see dlscale.course.grading")
-    grade.add_argument("folder", type=Path, help="submissions, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb")
-    grade.add_argument("--out", type=Path, default=Path("grades.csv"))
-    grade.add_argument("--seconds", type=float, default=60, help="of the processor, for each answer (%(default)g)")
-    grade.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
-    grade.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
-    grade.add_argument("--again", action="store_true", help="also what is graded already")
+    one.set_defaults(work=run)
+    many = commands.add_parser("grade", help="grade a folder of submitted notebooks; see dlscale.course.grading")
+    many.add_argument("folder", type=Path, help="submissions, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb")
+    many.add_argument("--out", type=Path, default=Path("grades.csv"), help="a table; what it has already stays")
+    many.add_argument("--seconds", type=float, default=60, help="of the processor, for each answer (%(default)g)")
+    many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
+    many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
     page = commands.add_parser("readme", help="renew the tables of claims and of notebooks in README.md")
     page.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is stale")
     page.add_argument("--page", type=Path, default=ROOT / "README.md")
-    for each in (grade, page):
+    for each in (many, page):
         each.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
+    many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
+    page.set_defaults(work=readme.renew)
     options = vars(parser.parse_args(arguments))
     try:
-        match options.pop("command"):
-            case "run":
-                return run(**options)
-            case "grade":
-                limits = grading.Limits(*map(options.pop, grading.Limits._fields))
-                grading.grade(**options, limits=limits, exercises=exercises())
-                return 0
-            case _:
-                return readme.renew(**options)
+        return options.pop("work")(**options) or 0
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -97,4 +90,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

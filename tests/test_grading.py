@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -252,22 +253,23 @@ def test_limits_cost_the_guilty_answers_only(grade_each):
         "loop": "while True:\n    pass",
         "busy function": run_cell("", "lambda: any(iter(int, 1))"),
         "busy processes": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'while True: pass'])",
-        "hog": "import numpy as np\nkept = np.ones(10**10 // 8)",
-        "many processes": "import os, time\nfor _ in range(7):\n    os.fork()\ntime.sleep(1000)",
+        "hog": "import time\nimport numpy as np\nkept = np.ones(3 * 10**7)\ntime.sleep(1000)",
+        "many processes": """
+            import subprocess, time
+            kept = [subprocess.Popen(["sleep", "1000"]) for _ in range(120)]
+            time.sleep(1000)""",
     }
-    if not hasattr(os, "fork"):  # Windows
+    if os.name != "posix":
         del cells["many processes"]
-    remarks = grade_each(cells, seconds=3, memory=600)
-    assert {name: remarks.pop(name) for name in ("hog", "many processes") if name in remarks} == {
-        name: limit for name, limit in (("hog", "memory limit of 600 MB"), ("many processes", "limit of 100 processes"))
-        if name in cells
-    }  # fmt: skip
-    assert set(remarks.values()) == {"limit of 3 processor seconds"}
+    remarks = grade_each(cells, seconds=1.5, memory=250)
+    assert remarks.pop("hog") == "memory limit of 250 MB"
+    assert remarks.pop("many processes", "limit of 100 processes") == "limit of 100 processes"
+    assert set(remarks.values()) == {"limit of 1.5 processor seconds"}
 
 
 def test_to_wait_costs_no_processor_seconds_but_ends_at_a_limit_by_the_clock(grade_each, fall_asleep):
     cells = {
-        "patient": run_cell("import time\ntime.sleep(2)", "0"),
+        "patient": run_cell("import time\ntime.sleep(1.2)", "0"),
         "asleep": fall_asleep,
     }
     remarks = grade_each(cells, seconds=1)
@@ -279,9 +281,9 @@ def test_to_wait_costs_no_processor_seconds_but_ends_at_a_limit_by_the_clock(gra
 
 def test_the_cells_of_the_course_cost_no_answer_anything_but_end_too(grade, reference, notebook, fall_asleep):
     book = notebook(BLANKS)
-    book.cells[1].source = "import time\nend = time.process_time() + 3\nwhile time.process_time() < end:\n    pass"
+    book.cells[1].source = "import time\nend = time.process_time() + 1.5\nwhile time.process_time() < end:\n    pass"
     nbformat.write(book, grade.pristine / "01_demo.ipynb")
-    assert scores(grade(student=reference, seconds=2)["student"]) == ["1", "1", "1", "3"]
+    assert scores(grade(student=reference, seconds=1)["student"]) == ["1", "1", "1", "3"]
     book.cells[1].source = fall_asleep
     nbformat.write(book, grade.pristine / "01_demo.ipynb")
     row = grade()["student"]
@@ -339,13 +341,13 @@ CHEATS = {
 
 
 def test_cheats_do_not_score(grade_each):
-    remarks = grade_each(CHEATS, seconds=3, memory=600)
+    remarks = grade_each(CHEATS, seconds=1, memory=600)
     for name in ("forged result", "garbage", "pickle", "flood"):
         assert remarks[name] == grading.UNTRUSTED, name
     for name in ("patched check", "spoiled files"):
         assert remarks[name] == "not yet: The number is not 0: that is too small.", name
     assert remarks["patched hand_in"] == "its check was not called"
-    assert remarks["printed flood"] in ("limit of 3 processor seconds", "memory limit of 600 MB")  # IPython keeps it
+    assert remarks["printed flood"] in ("limit of 1 processor seconds", "memory limit of 600 MB")  # IPython keeps it
 
 
 # What a process does to others. None may score, outlive its batch, or cost more than its answer.
@@ -493,10 +495,10 @@ def test_damaged_and_missing_files_do_not_stop_the_batch(grade, reference, noteb
     assert scores(rows["twice"]) == ["0", "1", "1", "2"] and "several cells" in rows["twice"]["remarks"]
     assert scores(rows["lost"]) == ["0", "1", "1", "2"] and "missing" in rows["lost"]["remarks"]
     assert scores(rows["zoe"]) == ["1", "1", "1", "3"]
-    assert rows["nobody"]["remarks"] == "no notebook was handed in"
-    assert "no name" in rows["essay.ipynb"]["remarks"]
+    assert "nothing was handed in" in rows["nobody"]["remarks"]
+    assert "nothing was handed in" in rows["essay.ipynb"]["remarks"]
     assert rows["./=1+1_01_demo.ipynb"]["total"] == "3"
-    assert rows["folder_01_demo.ipynb"]["remarks"] == "no notebook was handed in"
+    assert "nothing was handed in" in rows["folder_01_demo.ipynb"]["remarks"]
     assert len(rows) == 14
 
 
@@ -520,12 +522,24 @@ def test_what_the_instructor_is_told(tmp_path, notebook, capsys):
 
 @pytest.fixture
 def graded(monkeypatch):
-    """The names of the students whose notebooks were graded, and not taken from an earlier table."""
+    """The names of the students whose notebooks were graded, and not taken from an earlier table.
+
+    No answer runs: all that are filled in count as right.
+    """
     names = []
-    grade_file = grading.grade_file
-    monkeypatch.setattr(
-        grading, "grade_file", lambda path, *rest: names.append(path.parent.name) or grade_file(path, *rest)
-    )
+
+    def tell(line: str) -> None:
+        names.extend(re.findall(r"^\d+ of \d+: (\w+)/", line))
+        print(line)
+
+    def judge(submitted: grading.Cells, pristine: grading.Cells, *_, **__) -> dict[str, str]:
+        sources = dict(submitted)
+        return {
+            identity: "blank" if "..." in sources.get(identity, "...") else "" for identity, _ in pristine if identity
+        }
+
+    monkeypatch.setattr(grading, "print", tell, raising=False)
+    monkeypatch.setattr(grading, "grade_cells", judge)
     return names
 
 
@@ -535,16 +549,15 @@ def test_what_was_graded_is_not_graded_again_unless_something_is_new(grade, refe
     assert grade() == first and len(graded) == 3
     assert "3 of 3 were graded before" in capsys.readouterr().out
 
-    def new(*arguments: str, **more: object) -> list[str]:
+    def new(**more: object) -> list[str]:
         graded.clear()
-        grade(*arguments, **more)
+        grade(**more)
         return list(graded)
 
     assert new(bob=reference, aaron=BLANKS) == ["aaron", "bob"]
     assert list(grade.rows()) == ["aaron", "anna", "bob", "carl"]
     assert scores(grade.rows()["bob"]) == ["1", "1", "1", "3"]
     assert scores(grade.rows()["anna"]) == ["1", "1", "1", "3"]
-    assert new("--again") == ["aaron", "anna", "bob", "carl"]
     assert new(seconds=50) == ["aaron", "anna", "bob", "carl"]
     for path in list(grade.folder.glob("[abc]*/*")):
         if path.parent.name != "carl":
@@ -570,9 +583,9 @@ def test_an_end_in_the_middle_of_a_row_loses_that_row_only(grade, reference, gra
     grade.hand_in(anna=reference, bob=reference, carl=BLANKS)
     assert dlscale.main(grade.arguments()) == 130
     assert "goes on" in capsys.readouterr().err
-    assert list(grade.rows()) == ["anna"] and graded == ["anna", "bob"]
+    assert list(grade.rows()) == ["anna"] and graded == ["anna"]
     monkeypatch.setattr(csv.DictWriter, "writerows", writerows)
-    assert list(grade()) == ["anna", "bob", "carl"] and graded == ["anna", "bob", "bob", "carl"]
+    assert list(grade()) == ["anna", "bob", "carl"] and graded == ["anna", "bob", "carl"]
 
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM", "SIGKILL"])
@@ -580,7 +593,7 @@ def test_an_end_in_the_middle_of_a_row_loses_that_row_only(grade, reference, gra
 def test_a_batch_that_is_ended_leaves_nothing_and_goes_on(sent, grade, reference, room, tmp_path, graded):
     asleep = tmp_path / "asleep"
     waiting = f"import os\nPath({str(asleep)!r}).write_text('x')\n" + "while True:\n    import time; time.sleep(1)"
-    grade.hand_in(anna=reference, bob={**BLANKS, "demo-number": waiting})
+    grade.hand_in(anna=b"damaged", bob={**BLANKS, "demo-number": waiting})
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(room.__file__).parent)!r})
@@ -623,6 +636,7 @@ NESTED = st.recursive(
     lambda inner: (
         st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.tuples(st.integers()), inner)
     ),
+    max_leaves=20,
 )
 
 

@@ -16,24 +16,22 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
-import hashlib
 import importlib
 import json
 import math
 import os
 import shutil
 import sys
-import tempfile
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy then knows the short floats by name
 import numpy as np
 
-from dlscale.course import exercises
+from dlscale.course import exercises, sources
 from dlscale.course.exercises import AnswerError, Exercise, describe, shorten
 from dlscale.lab import checks
 from dlscale.lab.processes import ENDED, MAX_BYTES, PYTHON, Child, ChildEnded, channel
@@ -42,6 +40,7 @@ MAX_FILE_BYTES = 50_000_000
 MAX_ITEMS = 10_000  # of a dict: keys can be chosen to collide
 KEPT = {"PATH", "HOME", "USERPROFILE", "SYSTEMROOT", "TEMP", "TMP", "TMPDIR", "LANG", "LC_ALL", "DLSCALE_DATA"}
 TAG = "answer-"
+TABLE = {"encoding": "utf-8-sig", "newline": ""}  # with a mark, so that spreadsheets see UTF-8
 UNTRUSTED = "it disturbed the grader's channel"
 
 Cells = list[tuple[str | None, str]]  # exercise id, or None, and source of each code cell
@@ -99,30 +98,26 @@ def _decode(part: dict[str, Any], function: Callable[[int], Callable]) -> Any:
 # One process, one cell, one submission, a folder
 
 
-class Sandbox:
+class Sandbox(Child):
     """A process that runs cells beside a copy of the files of `notebooks`. Closed, nothing of it is left."""
 
     def __init__(self, notebooks: Path) -> None:
-        self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        folder = Path(self.place.name, "notebooks")
-        shutil.copytree(notebooks, folder, ignore=shutil.ignore_patterns("*.ipynb", ".*"))
         environment = {name: value for name, value in os.environ.items() if name.upper() in KEPT}
-        environment |= {"PYTHONUTF8": "1", "MPLBACKEND": "agg", "JAX_PLATFORMS": "cpu"}
-        environment |= {"IPYTHONDIR": str(folder / ".ipython")}
-        self.child = Child([*PYTHON, "-m", __name__], contained=True, environment=environment, folder=folder)
+        environment |= {"PYTHONUTF8": "1", "MPLBACKEND": "agg", "JAX_PLATFORMS": "cpu", "IPYTHONDIR": ".ipython"}
+        super().__init__([*PYTHON, "-m", __name__, str(notebooks.absolute())], contained=True, environment=environment)
 
     def call(self, number: int, *args: Any, **kwargs: Any) -> Any:
         """Return what its function of this number returns (0 runs a cell). Raises AnswerError if it raised.
 
         Raises ChildEnded at a limit, at the end of the process, and for a malformed reply.
         """
-        self.child.send(pack((number, args, kwargs), self._number))
-        reply = self.child.receive()
+        self.send(pack((number, args, kwargs), self._number))
+        reply = self.receive()
         try:
             error, value = unpack(reply, lambda number: partial(self.call, number))
             error = str(error)
         except Exception:  # whatever a forged message provokes
-            self.child.stop(UNTRUSTED)
+            self.stop(UNTRUSTED)
             raise ChildEnded(UNTRUSTED) from None
         if error:
             raise AnswerError(error)
@@ -142,13 +137,9 @@ class Sandbox:
         if exercise is None or not isinstance(answers, list) or not answers:
             return "its check was not called"
         right, line = exercise.judge(answers[0])
-        if self.child.why or self.child.process.poll() is not None:  # it ended while it was checked
-            raise ChildEnded(self.child.why or ENDED)
+        if self.why or self.process.poll() is not None:  # it ended while it was checked; nothing more runs unwatched
+            raise ChildEnded(self.why or ENDED)
         return "" if right else line
-
-    def close(self) -> None:
-        self.child.close()
-        self.place.cleanup()
 
 
 def read_cells(path: Path) -> Cells:
@@ -172,62 +163,44 @@ def read_cells(path: Path) -> Cells:
     return cells
 
 
-class Limits(NamedTuple):
-    """Processor `seconds` of one answer; `wall` seconds by the clock of any cell, the course's own too; MB of all."""
-
-    seconds: float
-    wall: float
-    memory: float
-
-
-def grade_file(
-    path: Path, notebooks: Path, pristine: Cells, exercises: Mapping[str, Exercise], limits: Limits
+def grade_cells(
+    submitted: Cells, pristine: Cells, notebooks: Path, exercises: Mapping[str, Exercise], **limits: float
 ) -> dict[str, str]:
     """Return what is wrong with each answer of a submission, "" if it is right.
 
     `pristine` are the cells of the course's own notebook. They run again without the answer that stopped them, so that
     the others still count.
     """
-    identities = [identity for identity, _ in pristine if identity]
-    try:
-        submitted = read_cells(path)
-    except (OSError, ValueError) as error:
-        return dict.fromkeys(identities, shorten(error))
-    answers, results = {}, {}
-    for identity in identities:
-        match [source for tag, source in submitted if tag == identity]:
-            case [source]:
-                answers[identity] = source
-            case sources:
-                results[identity] = "several cells are tagged as its answer" if sources else "its cell is missing"
+    found = {tag: [source for name, source in submitted if name == tag] for tag, _ in pristine if tag}
+    answers = {tag: sources[0] for tag, sources in found.items() if len(sources) == 1}
+    results = {tag: "several cells are tagged as its answer" for tag, sources in found.items() if len(sources) > 1}
+    results |= {tag: "its cell is missing" for tag, sources in found.items() if not sources}
     while answers:
         guilty = None
         try:
             with contextlib.closing(Sandbox(notebooks)) as sandbox:
                 for identity, source in pristine:
                     guilty = identity if identity in answers else guilty
-                    seconds = limits.seconds if identity in answers else math.inf
-                    sandbox.child.limit(processor=seconds, wall=limits.wall, memory=limits.memory)
+                    sandbox.limit(**limits if identity in answers else {**limits, "seconds": math.inf})
                     wrong = sandbox.grade(exercises.get(identity), answers.get(identity, source))
                     results.setdefault(identity, wrong)
             break
         except ChildEnded as ended:
             if guilty is None:
-                results = dict.fromkeys(identities, f"not reached: {ended}") | results
+                results = dict.fromkeys(found, f"not reached: {ended}") | results
                 break
             results[guilty] = str(ended)
             del answers[guilty]
-    return {identity: results[identity] for identity in identities}
+    return {identity: results[identity] for identity in found}
 
 
-def grade(
-    folder: Path, notebooks: Path, out: Path, limits: Limits, again: bool, exercises: Mapping[str, Exercise]
-) -> None:
+def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exercise], **limits: float) -> None:
     """Grade all notebooks under `folder` and write a table to `out` (CSV): 1 or 0 for each exercise, total, remarks.
 
     A submission belongs to the notebook whose name its own contains. The table is complete after each of them; rows
-    that it has already stay, but for those whose `key` says that submission, course or limits were others, or `again`.
-    Raises ValueError for folders without submissions or without exercises.
+    that it has already stay, but for those whose `key` says that submission, course or limits were others.
+    `limits`: processor `seconds` of one answer; `wall` seconds by the clock of any cell, the course's own too; MB of
+    `memory` of all. Raises ValueError for folders without submissions or without exercises.
     """
     # all that decides is read before the first answer runs
     originals = {path.stem: read_cells(path) for path in sorted(notebooks.glob("*.ipynb"))}
@@ -235,68 +208,53 @@ def grade(
     exercises = {tag: exercises[checks.known("exercise", tag, exercises)] for tag in asked}
     if not exercises:
         raise ValueError(f"No notebook with exercises in {notebooks}: name the course's notebooks with --notebooks.")
-    found = sorted(path for path in folder.rglob("*.ipynb") if not path.is_dir())
-    found = [path for path in found if ".ipynb_checkpoints" not in path.parts]
+    found = [path for path in folder.rglob("*.ipynb") if not path.is_dir() and ".ipynb_checkpoints" not in path.parts]
     full = {parent for path in found for parent in path.parents}
-    found += sorted(path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != ".")
-    if not found:
+    empty = [path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != "."]
+    if not found + empty:
         raise ValueError(f"No submissions in {folder}.")
-    names = [path.relative_to(folder).as_posix() for path in found]
-    course = [*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(notebooks.glob("*.ipynb"))]
-    shared = _digest(course, str(limits))
-    keys = [_digest([path], shared + ascii(name)) for path, name in zip(found, names, strict=True)]
-    rows = {} if again else {row["key"]: row for row in _rows(out) if row["key"] in keys}
+    course = (*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(notebooks.glob("*.ipynb")))
+    shared = sources.digest([limits, *(path.read_bytes() for path in course)])
+    submissions = {}
+    for path in (*sorted(found), *sorted(empty)):
+        name, cells = path.relative_to(folder).as_posix(), []
+        stem = max((stem for stem in originals if stem in path.stem and path in found), key=len, default="")
+        failure = "" if stem else "nothing was handed in whose name contains that of a notebook of the course"
+        try:
+            cells = read_cells(path) if stem else []
+        except (OSError, ValueError) as error:
+            failure = shorten(error)
+        submissions[sources.digest([shared, name, stem, cells, failure])] = name, stem, cells, failure
+    rows = {}
+    with contextlib.suppress(FileNotFoundError, csv.Error), out.open(**TABLE, errors="replace") as file:
+        rows = {row["key"]: row for row in csv.DictReader(file) if row.get("key") in submissions}
 
     def save() -> None:
         part = out.with_name(f"{out.name}.part")
-        with part.open("w", encoding="utf-8-sig", newline="") as file:  # with a mark, so that spreadsheets see UTF-8
+        with part.open("w", **TABLE) as file:
             table = csv.DictWriter(file, ["file", "notebook", *exercises, "total", "remarks", "key"])
             table.writeheader()
-            table.writerows(rows[key] for key in keys if key in rows)
+            table.writerows(rows[key] for key in submissions if key in rows)
         part.replace(out)  # at once: who ends the batch keeps all complete rows
 
-    if rows:
-        print(f"{len(rows)} of {len(found)} were graded before")
-        save()
-    for count, (path, name, key) in enumerate(zip(found, names, keys, strict=True), 1):
-        if key in rows:
-            continue
-        stem = max((stem for stem in originals if stem in path.stem and not path.is_dir()), key=len, default="")
-        results, remarks = {}, "no notebook was handed in"
-        if stem:
-            results = grade_file(path, notebooks, originals[stem], exercises, limits)
-            remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
-        elif not path.is_dir():
-            remarks = "its name contains no name of a notebook of the course"
-        points = {identity: int(not wrong) for identity, wrong in results.items()}
-        total, shown = sum(points.values()), shorten(name)
-        safe = f"./{shown}" if shown[0] in "=+-@" else shown  # no formula in a spreadsheet
-        rows[key] = {"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks, "key": key}
-        save()
-        print(f"{count} of {len(found)}: {shown}: {total} right")
-
-
-def _digest(paths: Iterable[Path], more: str) -> str:
-    """A key of the bytes of files, as far as they can be read, and of `more`."""
-    key = hashlib.sha256(more.encode())
-    for path in paths:
-        with contextlib.suppress(OSError):
-            key.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"")
-    return key.hexdigest()[:16]
-
-
-def _rows(table: Path) -> list[dict[str, str]]:
-    """The rows of an earlier run, none if the file holds something else."""
-    mistakes = contextlib.suppress(FileNotFoundError, UnicodeDecodeError, csv.Error)
-    with mistakes, table.open(encoding="utf-8-sig", newline="") as file:
-        return [row for row in csv.DictReader(file) if "key" in row]
-    return []
+    print(f"{len(rows)} of {len(submissions)} were graded before")
+    save()
+    for count, (key, (name, stem, cells, failure)) in enumerate(submissions.items(), 1):
+        if key not in rows:
+            results = grade_cells(cells, originals.get(stem, []), notebooks, exercises, **limits)
+            remarks = failure or "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
+            points = {identity: int(not wrong) for identity, wrong in results.items()}
+            total, shown = sum(points.values()), shorten(name)
+            safe = f"./{shown}" if shown[0] in "=+-@" else shown  # no formula in a spreadsheet
+            rows[key] = {"file": safe, "notebook": stem, **points, "total": total, "remarks": remarks, "key": key}
+            save()
+            print(f"{count} of {len(submissions)}: {shown}: {total} right")
 
 
 # The process of a sandbox
 
 
-def work() -> None:
+def work(notebooks: str) -> None:
     """Call the functions, at first only `run`, that its input asks for, and reply."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
@@ -304,6 +262,7 @@ def work() -> None:
     inbox, outbox = channel()
     for stream in (1, 2):
         os.dup2(0, stream)  # nothing that an answer prints is kept
+    shutil.copytree(notebooks, ".", ignore=shutil.ignore_patterns("*.ipynb", ".*"), dirs_exist_ok=True)
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     answers: dict[str, Any] = {}
     exercises.hand_in = answers.__setitem__
@@ -321,20 +280,17 @@ def work() -> None:
         functions.append(function)
         return len(functions) - 1
 
-    def reply(error: str, value: Any) -> None:
-        line = pack((error, value), number)
-        if len(line) > MAX_BYTES:
-            raise ValueError(f"the answer is larger than {MAX_BYTES / 1e6:g} MB")
-        outbox.write(line)
-        outbox.flush()
-
     for line in inbox:
         called, args, kwargs = unpack(line, functions.__getitem__)
         try:
-            reply("", functions[called](*args, **kwargs))
+            reply = pack(("", functions[called](*args, **kwargs)), number)
+            if len(reply) > MAX_BYTES:
+                raise ValueError(f"the answer is larger than {MAX_BYTES / 1e6:g} MB")
         except BaseException as error:  # SystemExit too is an answer's mistake
-            reply(shorten(describe(error)), None)
+            reply = pack((shorten(describe(error)), None), number)
+        outbox.write(reply)
+        outbox.flush()
 
 
 if __name__ == "__main__":
-    work()
+    work(*sys.argv[1:])

@@ -19,7 +19,6 @@ import json
 import math
 import os
 import queue
-import secrets
 import signal
 import socket
 import subprocess
@@ -29,13 +28,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
 import psutil
 
 PYTHON = (sys.executable, "-P")  # no folder in front of the installed packages
 NAMESPACE = ("unshare", "--user", "--map-current-user", "--pid", "--fork", "--kill-child", "--mount-proc")
-MARK = "DLSCALE_WATCHED"
+MARK = "DLSCALE_WATCHED"  # in the environment of all that a child starts: the file of its log
 ENDED = "its process ended"
 MAX_BYTES = 16_000_000  # of one line
 MAX_LINES = 8  # of a child that wait to be received
@@ -45,7 +44,6 @@ GRACE = 0.5  # seconds in which a child that fell silent ends, and in which the 
 END = 10  # seconds in which killed processes must be gone; one that hangs in the kernel cannot be waited for
 LOOKS = 5  # that find nobody: processes that end while they are looked at may have started another
 START = 60  # seconds in which peers have found each other, whatever the limit of their silence
-ATTEMPTS = 3  # to find a port that nobody else takes at the same moment
 
 
 class ChildEnded(Exception):
@@ -54,10 +52,6 @@ class ChildEnded(Exception):
 
 class PeerLost(RuntimeError):
     """A group of peers that did not come to its end; the message says who was lost and why."""
-
-
-class _PortTaken(Exception):
-    pass
 
 
 # What processes use
@@ -72,15 +66,21 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def memory(members: Iterable[psutil.Process], exact: bool = True) -> int:
-    """Bytes that processes hold together; exactly: shared pages counted once (on Linux, nearly elsewhere)."""
-    total = 0
+    """Bytes that processes hold together; exactly: at least, with pages that they share counted once.
+
+    The larger of two lower bounds. Private pages and the most that one of them shares: groups of them that share
+    different pages hold more. Private pages and each page's part among all who share it (on Linux): others may too.
+    """
+    held = [(0, 0, 0)]  # of each: private pages, these with its parts of the shared ones, shared ones
     for member in members:
         with contextlib.suppress(psutil.Error):  # it ended meanwhile, or hides what it shares
-            total += (pages := member.memory_info().rss)
+            pages = member.memory_info().rss
+            held.append((pages, pages, 0))
             if exact:
                 info = member.memory_full_info()
-                total += getattr(info, "pss", info.uss) - pages
-    return total
+                held[-1] = (info.uss, getattr(info, "pss", info.uss), info.rss - info.uss)
+    private, parts, shared = zip(*held, strict=True)
+    return max(sum(parts), sum(private) + max(shared))
 
 
 def processor_seconds(members: Iterable[psutil.Process]) -> float:
@@ -93,18 +93,15 @@ def processor_seconds(members: Iterable[psutil.Process]) -> float:
 
 
 class Peak:
-    """The most memory that a process and those it started held at once, in `bytes`, as often as `look` is called."""
+    """The most memory that processes held together, in `bytes`, as often as they are looked at."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid, self.bytes, self.counted = pid, 0, 0
+    bytes = counted = 0
 
-    def look(self, members: Sequence[psutil.Process] | None = None) -> int:
+    def look(self, members: Sequence[psutil.Process]) -> int:
         # to count exactly holds a process up, and can only give less: not where that is no peak, or nothing moved
-        members = family(self.pid) if members is None else members
         pages = memory(members, exact=False)
         if pages > self.bytes and abs(pages - self.counted) > 0.005 * pages:
-            self.counted = pages
-            self.bytes = max(self.bytes, memory(members))
+            self.counted, self.bytes = pages, max(self.bytes, memory(members))
         return self.bytes
 
 
@@ -115,8 +112,7 @@ class Peak:
 def namespace() -> tuple[str, ...]:
     """What to put before a command that gets a namespace of its own; () where the system does not allow it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        subprocess.run([*NAMESPACE, *PYTHON, __file__], **pipes, check=True, timeout=START)
+        subprocess.run([*NAMESPACE, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=START)
         return NAMESPACE
     return ()
 
@@ -126,41 +122,40 @@ class Child:
 
     No message, no size and no silence of it can hold up this process. `why` says why it ended, "" while it runs. Once
     it is closed nothing of it is left. `inbox` gets (child, line) of each line and (child, b"") at its end; several
-    children may share one.
+    children may share one. One that is contained works in a folder of its own.
     """
 
     def __init__(
-        self, command: Sequence[str], *, contained: bool = False, environment: Mapping[str, str] | None = None,
-        folder: Path | None = None, inbox: queue.SimpleQueue | None = None,
+        self, command: Sequence[str], *, contained: bool = False, environment: Mapping[str, str] = os.environ,
+        inbox: queue.SimpleQueue | None = None,
     ) -> None:  # fmt: skip
-        self.why, self.error, self.mark = "", "", secrets.token_hex(8)
-        self.inbox = inbox or queue.SimpleQueue()
+        self.why, self.peak = "", Peak()
+        self.inbox, self.outbox = inbox or queue.SimpleQueue(), queue.SimpleQueue()
+        self.room, self.stopping = threading.Semaphore(MAX_LINES), threading.Event()
         self.place = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self.log = Path(self.place.name, "log")
-        environment = dict(os.environ if environment is None else environment)
+        self.log.touch()
         paths = filter(None, (str(Path(__file__).parents[2]), environment.get("PYTHONPATH")))
-        environment |= {MARK: self.mark, "PYTHONPATH": os.pathsep.join(paths)}
-        before = namespace() if contained else ()
+        marked = {**environment, MARK: str(self.log), "PYTHONPATH": os.pathsep.join(paths)}
         leashed, self.leash = os.pipe()  # held by this process alone: its end tells the keeper
         self.process = subprocess.Popen(
-            [*before, *PYTHON, __file__, str(self.log), *command], cwd=folder, env=environment, start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=leashed,
+            [*(namespace() if contained else ()), *PYTHON, __file__, *command], env=marked, start_new_session=True,
+            cwd=self.place.name if contained else None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=leashed,
         )  # fmt: skip
         os.close(leashed)
-        self.peak, self.stopping = Peak(self.process.pid), threading.Event()
-        self.outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.room = threading.Semaphore(MAX_LINES)
         self.limit()
-        self.threads = [threading.Thread(target=task, daemon=True) for task in (self._guard, self._read, self._write)]
-        for thread in self.threads:
+        tasks = (self._guard, self._read, self._write)
+        self.guard, *others = (threading.Thread(target=task, daemon=True) for task in tasks)
+        for thread in (self.guard, *others):
             thread.start()
 
-    def limit(self, *, processor: float = math.inf, wall: float = math.inf, memory: float = math.inf) -> None:
+    def limit(self, *, seconds: float = math.inf, wall: float = math.inf, memory: float = math.inf) -> None:
         """From now on end it after so many processor seconds of all its processes, seconds of the clock, or at MB."""
-        spent = processor_seconds(family(self.process.pid)) if processor < math.inf else 0.0
+        spent = processor_seconds(family(self.process.pid)) if seconds < math.inf else 0.0
         end = time.monotonic() + wall
         self.limits = {
-            f"limit of {processor:g} processor seconds": lambda members: processor_seconds(members) > spent + processor,
+            ENDED: lambda _: self.process.poll() is not None,
+            f"limit of {seconds:g} processor seconds": lambda members: processor_seconds(members) > spent + seconds,
             f"limit of {wall:g} s by the clock": lambda _: time.monotonic() > end,
             f"limit of {MAX_PROCESSES} processes": lambda members: len(members) > MAX_PROCESSES,
             f"memory limit of {memory:g} MB": lambda members: self.peak.look(members) > memory * 1e6,
@@ -182,24 +177,18 @@ class Child:
 
     def close(self) -> None:
         self.stop("it is over")
-        self.threads[0].join()
-        for thread in self.threads[1:]:  # a process that could not be found may hold their pipes open
-            thread.join(GRACE)
+        self.guard.join()
         self.place.cleanup()
 
     def ending(self) -> str:
         """What became of it, in words, once its guard has left."""
+        if self.why != ENDED:
+            return self.why
         code = self.process.returncode
-        if self.error or self.why != ENDED:
-            return f"failed with {self.error or self.why}"
-        if code > 128:
-            names = {member.value: member.name for member in signal.Signals}
-            return f"was ended by {names.get(code - 128, f'signal {code - 128}')}"
-        lines = self.logged().strip().splitlines() or ["it left no message"]
+        with contextlib.suppress(ValueError):  # there is no such signal
+            return f"was ended by {signal.Signals(code - 128).name}"
+        lines = ["it left no message", *self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()]
         return f"ended with exit status {code}: {lines[-1][:300]}"
-
-    def logged(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def _write(self) -> None:  # in a thread that may wait: a child need not read
         with contextlib.suppress(OSError), self.process.stdin as pipe:
@@ -216,13 +205,12 @@ class Child:
     def _guard(self) -> None:
         while not self.stopping.wait(TICK):
             members = family(self.process.pid)
-            gone = ENDED if self.process.poll() is not None else ""
-            if why := gone or next((why for why, reached in self.limits.items() if reached(members)), ""):
+            if why := next((why for why, reached in self.limits.items() if reached(members)), ""):
                 self.stop(why)
         if self.why == ENDED:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE)
-        _end(self.process.pid, self.mark)
+        _end(self.process.pid, str(self.log))
         with contextlib.suppress(subprocess.TimeoutExpired):  # the keeper, which has nobody left to keep
             self.process.wait(GRACE)
         self.process.kill()
@@ -244,36 +232,32 @@ def received(inbox: queue.SimpleQueue[tuple[Child, bytes]]) -> tuple[Child, byte
 
 def _end(pid: int, mark: str) -> None:
     """Kill all that a process has started and all that bears the mark, until several looks have found nobody."""
-    found_nobody, end = 0, time.monotonic() + END
-    while found_nobody < LOOKS and time.monotonic() < end:
-        found_nobody += 1
+    looks, end = LOOKS, time.monotonic() + END
+    while looks and time.monotonic() < end:
+        looks -= 1
         descended = family(pid)
         for process in (*descended, *psutil.process_iter()):
             with contextlib.suppress(psutil.Error, OSError):
                 if process.pid in (pid, os.getpid()) or process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                if process not in descended and process.environ().get(MARK) != mark:
-                    continue
-                found_nobody = 0
-                if sys.platform != "win32" and (group := os.getpgid(process.pid)) not in (pid, os.getpgrp()):
-                    os.killpg(group, signal.SIGKILL)  # at once, while each of them starts another and ends
-                process.kill()
+                if process in descended or process.environ().get(MARK) == mark:
+                    looks = LOOKS
+                    if sys.platform != "win32" and (group := os.getpgid(process.pid)) not in (pid, os.getpgrp()):
+                        os.killpg(group, signal.SIGKILL)  # at once, while each of them starts another and ends
+                    process.kill()
         time.sleep(TICK / 10)
 
 
-def _keep(log: str, *command: str) -> int:
+def _keep(*command: str) -> int:
     """The keeper: start the command and stay until it has ended; return its exit status, of a signal 128 more."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # children may send them; handlers, unlike SIG_IGN, are not inherited
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # Linux: who detaches itself comes to the keeper
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    with contextlib.suppress(OSError):  # Linux: where memory is short, the child goes first
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    with Path(log).open("wb") as file:
-        child = subprocess.Popen(command, stderr=file)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # they are the child's alone
-        os.dup2(nothing, stream)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # on Linux
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: who detaches itself comes to the keeper
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory is short, the child goes first
+    with Path(os.environ[MARK]).open("wb") as log:
+        child = subprocess.Popen(command, stderr=log)
+    os.closerange(0, 2)  # they are the child's alone
 
     def wait_for_the_end_of_the_leash() -> None:
         os.read(2, 1)
@@ -287,8 +271,7 @@ def _keep(log: str, *command: str) -> int:
         while pid != child.pid:
             pid, status = os.wait()  # orphans too
         code = os.waitstatus_to_exitcode(status)
-    if os.getpid() > 1:  # the first process of a namespace takes all others with it
-        _end(os.getpid(), os.environ[MARK])
+    _end(os.getpid(), os.environ[MARK])
     return code if code >= 0 else 128 - code
 
 
@@ -315,31 +298,15 @@ def peers(module: str, count: int | None, order: Mapping[str, Any], seconds: flo
     is lost, when the first says nothing for `seconds`, and when the generator is closed, all of them are ended.
     Raises PeerLost.
     """
-    for attempt in range(ATTEMPTS):
-        with contextlib.suppress(_PortTaken):
-            yield from _group(module, count, order, seconds, hold_port=attempt == 0)
-            return
-    raise PeerLost(f"No free port was found on 127.0.0.1 in {ATTEMPTS} attempts.")
-
-
-def _bound() -> socket.socket:
-    """A socket that keeps a port of 127.0.0.1 from all but those who may share it, as JAX's coordinator does."""
-    held = socket.socket()
-    if hasattr(socket, "SO_REUSEPORT"):
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
-
-
-def _group(
-    module: str, count: int | None, order: Mapping[str, Any], seconds: float, hold_port: bool
-) -> Iterator[tuple[int, Any]]:
     inbox: queue.SimpleQueue[tuple[Child, bytes]] = queue.SimpleQueue()
     children: list[Child] = []
-    joined, done = False, 0
-    with _bound() as held:
+    done = 0
+    with socket.socket() as held:  # a port, kept from all but those who may share it, as JAX's coordinator does
+        if may_share := hasattr(socket, "SO_REUSEPORT"):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        if not hold_port or not hasattr(socket, "SO_REUSEPORT"):
+        if not may_share:
             held.close()
         try:
             for rank in range(count or 1):
@@ -350,11 +317,11 @@ def _group(
             while done < len(children):
                 child, line = received(inbox)
                 message = json.loads(line or "{}")
-                joined |= "joined" in message
+                if "error" in message:
+                    child.why = f"failed with {message['error']}"
+                if "error" in message or not line:
+                    raise _lost(child, children)
                 done += "done" in message
-                child.error = message.get("error", "")
-                if child.error or not line:
-                    _lost(child, children, joined)
                 if child is children[0]:
                     child.limit(wall=seconds)
                 yield children.index(child), message
@@ -365,25 +332,23 @@ def _group(
                 child.close()
 
 
-def _lost(first: Child, children: Sequence[Child], joined: bool) -> NoReturn:
+def _lost(first: Child, children: Sequence[Child]) -> PeerLost:
     """Name the peer that was lost first: one that was killed, rather than those that complain or abort for it."""
     time.sleep(GRACE)
-    silent = [child for child in children if child.why == ENDED and not child.error]
+    silent = [child for child in children if child.why == ENDED]
     for child in silent:
-        child.threads[0].join()
-    if not joined and "Failed to add port" in children[0].logged():
-        raise _PortTaken
+        child.guard.join()
     for child in children:  # one that met its limit was ended for it; what the others say of that does not count
-        if child.why not in ("", ENDED):
-            raise PeerLost(f"Nothing came from the processes within a {child.why}")
+        if child.why.startswith("limit"):
+            return PeerLost(f"Nothing came from the processes within a {child.why}")
     guilty = min(silent, key=lambda child: child.process.returncode == 128 + signal.SIGABRT, default=first)
-    raise PeerLost(f"Process {children.index(guilty)} (of 0 to {len(children) - 1}) {guilty.ending()}")
+    return PeerLost(f"Process {children.index(guilty)} (of 0 to {len(children) - 1}) {guilty.ending()}")
 
 
 def serve(task: Callable[[dict[str, Any], Callable[..., None]], object]) -> None:
     """In a process of a group: do the task, `task(order, say)`, and stay until the group is at its end.
 
-    `say(name=value, …)` is a message of plain values. The task says `joined` when it has found its peers.
+    `say(name=value, …)` is a message of plain values.
     """
     requests, replies = channel()
 
@@ -399,5 +364,5 @@ def serve(task: Callable[[dict[str, Any], Callable[..., None]], object]) -> None
     requests.read()  # stays reachable until it is seen who was first
 
 
-if __name__ == "__main__" and len(sys.argv) > 1:
+if __name__ == "__main__":
     sys.exit(_keep(*sys.argv[1:]))
