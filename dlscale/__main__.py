@@ -12,7 +12,7 @@ from types import ModuleType
 from tqdm.auto import tqdm
 
 from dlscale.collectives import command
-from dlscale.course import grading, readme, records
+from dlscale.course import grading, records
 from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
 from dlscale.course.records import Experiment
@@ -72,22 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
     grade.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     grade.add_argument("--again", action="store_true", help="also what is graded already")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
-    page = commands.add_parser("readme", help="renew the tables of claims and of notebooks in README.md")
-    page.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is stale")
-    page.add_argument("--page", type=Path, default=ROOT / "README.md")
-    for each in (grade, page):
-        each.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
+    grade.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     options = vars(parser.parse_args(arguments))
     try:
         match options.pop("command"):
             case "run":
                 return run(**options)
-            case "grade":
+            case _:
                 limits = grading.Limits(*map(options.pop, grading.Limits._fields))
                 grading.grade(**options, limits=limits, exercises=exercises())
                 return 0
-            case _:
-                return readme.renew(**options)
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
