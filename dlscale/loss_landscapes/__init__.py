@@ -275,8 +275,8 @@ def _lanczos(hessian: LinearOperator, start: Array, most: int) -> Iterator[tuple
 
 def _orthogonal(vector: np.ndarray, basis: np.ndarray) -> np.ndarray:
     """The part of a vector at right angles to an orthonormal basis; the repeat removes what rounding left."""
-    for _ in range(2):
-        vector = vector - (basis @ vector) @ basis
+    for _ in range(2):  # by einsum, as the threads of `@` would take the cores from the next product for some ms
+        vector = vector - np.einsum("i,ij", np.einsum("ij,j", basis, vector), basis)
     return vector
 
 
