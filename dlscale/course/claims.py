@@ -64,12 +64,9 @@ class Claim:
         body = "<br>".join(f"<b>{name}:</b> {html.escape(text)}" for name, text in self._lines())
         edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
         style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
-        about = {"id": self.id, "verdict": self.verdict, "unit": self.entry["unit"], "seeds": self.entry["seeds"]}
-        return {
-            "text/html": f'<div style="{style}">{body}</div>',
-            "text/plain": str(self),
-            CLAIM_TYPE: about | self.interval._asdict(),
-        }
+        chosen = {name: self.entry[name] for name in ("unit", "seeds")}
+        about = {"id": self.id, **self.interval._asdict(), "verdict": self.verdict, **chosen}
+        return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
 
 
 _made: dict[str, Claim] = {}  # those of this kernel, in the order of making
