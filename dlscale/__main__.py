@@ -12,7 +12,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from dlscale.collectives import command
-from dlscale.course import grading, readme, records
+from dlscale.course import grading, records
 from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
 from dlscale.course.records import Experiment
@@ -71,13 +71,8 @@ def main(arguments: list[str]) -> int:
     many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
-    page = commands.add_parser("readme", help="renew the tables of claims and of notebooks in README.md")
-    page.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a table is stale")
-    page.add_argument("--page", type=Path, default=ROOT / "README.md")
-    for each in (many, page):
-        each.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
+    many.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
-    page.set_defaults(work=readme.renew)
     options = vars(parser.parse_args(arguments))
     try:
         return options.pop("work")(**options) or 0

@@ -13,14 +13,15 @@ import conventions
 import nbformat
 import numpy as np
 import pytest
+import readme  # tools/readme.py
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
 
 import dlscale.__main__ as commands
 from dlscale import course
-from dlscale.course import claims, readme
-from dlscale.course.contents import Item, Notebook, contents, index
+from dlscale.course import claims
+from dlscale.course.contents import Item, Notebook, contents
 from dlscale.lab.intervals import Interval
 
 STORED = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
@@ -84,7 +85,7 @@ def test_course_map_links_what_is_available():
 
 
 def test_the_index_finds_every_item():
-    lines = index("notebooks/").splitlines()[2:]
+    lines = readme.index("notebooks/").splitlines()[2:]
     items = [(book, item) for book in contents() for item in book.items]
     assert len(lines) == len(items) and len(set(lines)) == len(lines)
     for (book, item), line in zip(items, lines, strict=True):
@@ -194,7 +195,8 @@ def test_summary_is_a_list():
 def page(samples, monkeypatch, tmp_path):
     samples["sgd-above"]["telling"] = True
     book = Notebook("01_sgd.ipynb", "T", "Q?", "L", (Item("P1", "A | loss", "S"),), True, 5, 6)
-    monkeypatch.setattr(sys.modules["dlscale.course.contents"], "contents", lambda: [book])
+    for module in (sys.modules["dlscale.course.contents"], readme):
+        monkeypatch.setattr(module, "contents", lambda: [book])
     cards = [course.claim(f"sgd-{rule}", [2, 3, 4, 3, 3])._repr_mimebundle_() for rule in ("above", "below")]
     cells = [
         {"cell_type": "markdown", "source": "", "metadata": {}},
@@ -221,10 +223,10 @@ ROW = r"| A \| B <is> & true. | 7 points | 3 [2.12, 3.88] points, 5 seeds | {} |
 
 
 def test_the_readme_and_its_pages_are_renewed(page, capsys):
-    options = ["readme", f"--page={page}", f"--notebooks={page.parent}"]
-    assert commands.main([*options, "--check"]) == 1
-    assert "INDEX.md is stale. Run `python -m dlscale readme`." in capsys.readouterr().err
-    assert commands.main(options) == 0 and commands.main([*options, "--check"]) == 0
+    assert readme.renew(page, page.parent, check=True) == 1
+    assert "INDEX.md is stale. Run `python tools/readme.py`." in capsys.readouterr().err
+    assert not (page.parent / "docs").exists()
+    assert readme.renew(page, page.parent, check=False) == readme.renew(page, page.parent, check=True) == 0
     assert (page.parent / "docs" / "start.png").read_bytes() == b"the last picture"
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# é\n<!-- counts:begin -->\n") and text.endswith("<!-- map:end -->\nend")
@@ -237,11 +239,11 @@ def test_the_readme_and_its_pages_are_renewed(page, capsys):
     item = r"| P1 | A \| loss | [01_sgd](../notebooks/01_sgd.ipynb) | S |"
     assert item in (page.parent / "docs" / "INDEX.md").read_text(encoding="utf-8")
     (page.parent / "docs" / "CLAIMS.md").write_text("by hand")
-    assert commands.main([*options, "--check"]) == 1 and "CLAIMS.md is stale" in capsys.readouterr().err
+    assert readme.renew(page, page.parent, check=True) == 1 and "CLAIMS.md is stale" in capsys.readouterr().err
 
 
 def test_what_the_course_has_stored_is_in_its_readme():
-    assert commands.main(["readme", "--check"]) == 0
+    assert readme.main(["--check"]) == 0
 
 
 def test_a_notebook_without_a_picture_is_named(page):
@@ -251,10 +253,10 @@ def test_a_notebook_without_a_picture_is_named(page):
         readme.picture(page.parent)
 
 
-def test_a_readme_without_a_place_is_refused(page, capsys):
+def test_a_readme_without_a_place_is_refused(page):
     page.write_text("<!-- map:end --><!-- map:begin -->", encoding="utf-8")
-    assert commands.main(["readme", f"--page={page}", f"--notebooks={page.parent}"]) == 2
-    assert "<!-- map:begin -->" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="<!-- map:begin -->"):
+        readme.renew(page, page.parent, check=False)
 
 
 def test_a_stored_claim_that_is_gone_is_named(page, samples):
@@ -263,8 +265,6 @@ def test_a_stored_claim_that_is_gone_is_named(page, samples):
         readme.stored_claims(page.parent)
 
 
-def test_the_command_line_and_a_light_import():
-    script = "import sys, dlscale.course, dlscale.course.readme; sys.exit('jax' in sys.modules)"
+def test_a_light_import():
+    script = "import sys, dlscale.course; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
-    shown = subprocess.run([sys.executable, "-m", "dlscale", "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and all(name in shown.stdout for name in ("run", "grade", "measure", "readme"))

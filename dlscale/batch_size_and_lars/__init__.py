@@ -46,23 +46,20 @@ def gradient_noise_scale(batch_sizes: ArrayLike, squared_norms: ArrayLike) -> No
     sizes, norms = np.asarray(batch_sizes, float), np.asarray(squared_norms, float)
     _check_sizes(sizes, 2, "One size cannot tell signal from noise.")
     if norms.shape[-1:] != sizes.shape or not np.isfinite(norms).all():
-        raise ValueError(
-            f"squared_norms must be finite numbers (…, {len(sizes)}), one for each batch size, not {norms.shape}."
-        )
+        raise ValueError(f"squared_norms must be finite, (…, {len(sizes)}) for the batch sizes, not {norms.shape}.")
     inverse = 1 / sizes - np.mean(1 / sizes)
     noise = norms @ inverse / (inverse @ inverse)
     return NoiseScale(norms.mean(-1) - noise * np.mean(1 / sizes), noise)
 
 
-def exact_noise_scale(loss: Loss, params: Tree, data: Sequence[Any], chunk: int = 250) -> NoiseScale:
+def exact_noise_scale(loss: Loss, params: Tree, data: Sequence[Any]) -> NoiseScale:
     """|G|² and tr Σ from the gradient of every single example: for small networks.
 
     `loss(params, *data)` is the mean over the examples, the first axis of each array of `data`. The examples are the
-    whole population: tr Σ is the mean of |g - G|² over them. At most `chunk` gradients are held at a time. Raises
+    whole population: tr Σ is the mean of |g - G|² over them. At most 250 gradients are held at a time. Raises
     ValueError for a loss that is not finite.
     """
-    checks.whole("chunk", chunk)
-    return _finite(NoiseScale(*map(float, _exact(loss, params, tuple(data), int(chunk)))))
+    return _measured(_exact(loss, params, tuple(data)))
 
 
 def hessian_noise_scale(loss: Loss, params: Tree, data: Sequence[Any], key: Array, probes: int = 30) -> NoiseScale:
@@ -72,18 +69,17 @@ def hessian_noise_scale(loss: Loss, params: Tree, data: Sequence[Any], key: Arra
     centred gradients of all examples with random signs, so that no example's gradient is formed by itself.
     `loss` and `data` are those of `exact_noise_scale`, and so is what is raised.
     """
-    checks.whole("probes", probes)
-    return _finite(NoiseScale(*map(float, _hessian(loss, params, tuple(data), key, int(probes)))))
+    return _measured(_hessian(loss, params, tuple(data), key, checks.whole("probes", probes)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _exact(loss: Loss, params: Tree, data: tuple[Any, ...], chunk: int) -> tuple[Array, Array]:
-    def squared_norm(example: tuple[Any, ...]) -> Array:
-        return _dot(*2 * [jax.grad(loss)(params, *(part[None] for part in example))])
+@functools.partial(jax.jit, static_argnums=0)
+def _exact(loss: Loss, params: Tree, data: tuple[Any, ...]) -> tuple[Array, Array]:
+    def squared_norm(examples: Sequence[Any]) -> Array:
+        gradient = jax.grad(loss)(params, *examples)
+        return _dot(gradient, gradient)
 
-    gradient = jax.grad(loss)(params, *data)
-    signal = _dot(gradient, gradient)
-    return signal, jax.lax.map(squared_norm, data, batch_size=chunk).mean() - signal
+    signal, single = squared_norm(data), lambda example: squared_norm([part[None] for part in example])
+    return signal, jax.lax.map(single, data, batch_size=250).mean() - signal
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4))
@@ -95,15 +91,13 @@ def _hessian(loss: Loss, params: Tree, data: tuple[Any, ...], key: Array, probes
         return _dot(vector, hessian_product(loss, params, vector, data))
 
     losses, pull_back = jax.vjp(each, params)
-    count = len(losses)
 
     def probe(key: Array) -> Array:
-        signs = jax.random.rademacher(key, (count,), losses.dtype)
-        (vector,) = pull_back((signs - signs.mean()) / jnp.sqrt(count))  # Σ sᵢ (gᵢ - G) / √n
-        return curvature(vector)
+        signs = jax.random.rademacher(key, losses.shape, losses.dtype)
+        return curvature(*pull_back((signs - signs.mean()) / jnp.sqrt(losses.size)))  # of Σ sᵢ (gᵢ - G) / √n
 
-    (gradient,) = pull_back(jnp.full(count, 1 / count))
-    return curvature(gradient), jax.lax.map(probe, jax.random.split(key, probes)).mean()
+    signal = curvature(*pull_back(jnp.full(losses.size, 1 / losses.size)))
+    return signal, jax.lax.map(probe, jax.random.split(key, probes)).mean()
 
 
 class CriticalBatch(NamedTuple):
@@ -112,7 +106,6 @@ class CriticalBatch(NamedTuple):
     batch: Interval  # B_c, in examples
     fewest_steps: Interval  # S_min
     batches: np.ndarray  # (seeds,) B_c of each seed
-    fewest: np.ndarray  # (seeds,) S_min of each seed
 
     def steps(self, batch_size: ArrayLike) -> np.ndarray:
         """Steps that the law asks for at a batch size. Times the batch size: the examples."""
@@ -129,23 +122,18 @@ def critical_batch(batch_sizes: ArrayLike, steps: ArrayLike) -> CriticalBatch:
     """
     sizes, steps = np.asarray(batch_sizes, float), np.asarray(steps, float)
     _check_sizes(sizes, 3, "Two points fit any such law.")
-    if steps.ndim != 2 or steps.shape[1] != len(sizes) or not (np.isfinite(steps) & (steps > 0)).all():
-        raise ValueError(
-            f"steps must be positive and finite, (seeds, {len(sizes)}), not {steps.shape}. "
-            "A run that never reached the target has no number of steps: give it more, or choose a nearer target."
-        )
+    if steps.shape[1:] != sizes.shape or not (np.isfinite(steps) & (steps > 0)).all():
+        advice = "A run that never reached the target has none: give it more, or choose a nearer target."
+        raise ValueError(f"steps must be positive and finite, (seeds, {len(sizes)}), not {steps.shape}. {advice}")
 
     def rest(log_batch: float, log_steps: np.ndarray) -> np.ndarray:
         return log_steps - np.log1p(np.exp(log_batch) / sizes)
 
-    bounds = np.log(sizes.min() / 1e3), np.log(sizes.max() * 1e3)
-    fits = [
-        minimize_scalar(lambda b, s=s: rest(b, s).var(), bounds=bounds, method="bounded", options={"xatol": 1e-6}).x
-        for s in np.log(steps)
-    ]
+    search = {"bounds": np.log([sizes.min() / 1e3, sizes.max() * 1e3]), "options": {"xatol": 1e-6}}
+    fits = [minimize_scalar(lambda b, s=s: rest(b, s).var(), **search).x for s in np.log(steps)]
     fewest = [rest(b, s).mean() for b, s in zip(fits, np.log(steps), strict=True)]
     batch, lowest = (Interval(*map(float, np.exp(interval(np.array(logs))))) for logs in (fits, fewest))
-    return CriticalBatch(batch, lowest, np.exp(fits), np.exp(fewest))
+    return CriticalBatch(batch, lowest, np.exp(fits))
 
 
 def _check_sizes(sizes: np.ndarray, least: int, why: str) -> None:
@@ -156,10 +144,10 @@ def _check_sizes(sizes: np.ndarray, least: int, why: str) -> None:
 
 
 def _dot(a: Tree, b: Tree) -> Array:
-    return sum(jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)))
 
 
-def _finite(measured: NoiseScale) -> NoiseScale:
-    if not np.isfinite(measured).all():
+def _measured(parts: tuple[Array, Array]) -> NoiseScale:
+    if not np.isfinite(parts).all():
         raise ValueError("The gradients are not finite. Measure before training diverged, and look at the data.")
-    return measured
+    return NoiseScale(*map(float, parts))

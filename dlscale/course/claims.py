@@ -64,8 +64,8 @@ class Claim:
         body = "<br>".join(f"<b>{name}:</b> {html.escape(text)}" for name, text in self._lines())
         edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
         style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
-        numbers = {name: float(number) for name, number in self.interval._asdict().items()}
-        about = {"id": self.id, **numbers, "verdict": self.verdict} | {k: self.entry[k] for k in ("unit", "seeds")}
+        chosen = {name: self.entry[name] for name in ("unit", "seeds")}
+        about = {"id": self.id, **self.interval._asdict(), "verdict": self.verdict, **chosen}
         return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
 
 

@@ -52,12 +52,3 @@ def course_map(folder: str = "") -> Markdown:
         times = f"{book.minutes} min, {book.seconds} s" if book.available else "in preparation"
         rows.append([book.file[:2], title, book.question, times])
     return table(("", "Notebook", "Question", "Reading, machine"), rows)
-
-
-def index(folder: str) -> Markdown:
-    """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
-    rows = []
-    for book in contents():
-        where = f"[{book.file.removesuffix('.ipynb')}]({folder}{book.file})" if book.available else book.title
-        rows += [[item.id, item.item, where, item.section or "in preparation"] for item in book.items]
-    return table(("", "Item", "Notebook", "Section"), rows)

@@ -6,17 +6,17 @@ An experiment "<room>-<name>" is an instance of `Experiment` in the room's modul
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import platform
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from platform import python_version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,6 @@ from dlscale.lab import checks, data, devices
 Setting = dict[str, Any]  # plain values by name
 Measures = dict[str, float]
 RunTrials = Callable[[Sequence[Setting]], list[Measures]]
-
-PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 
 
 @dataclass(frozen=True)
@@ -144,69 +142,55 @@ def _measure(chosen: Experiment, setting: Setting) -> Trial:
     return Trial(setting, measures, round(time.perf_counter() - start, 3))
 
 
-def execute(chosen: Experiment, folder: Path | None = None, tell: Callable[[int, int], object] | None = None) -> Record:
+def execute(
+    chosen: Experiment, folder: Path | None = None, tell: Callable[[int, int], object] = lambda done, planned: None
+) -> Record:
     """Run an experiment, one trial a core, and write its record.
 
     Each trial is kept as soon as it is finished, in a `.part` file beside the record: a run that was interrupted goes
     on where it stopped, unless code or versions changed. The old record stays until the new one is complete.
-    `tell(done, planned)` hears of each trial; the run ends with what it raises.
+    `tell(done, planned)` hears of each trial, in the thread that ran it; the run ends with what it raises.
     """
     folder = folder or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    made = {"id": chosen.id, "source": fingerprint(chosen), "versions": _versions()}
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy", "optax")}
+    made = {"id": chosen.id, "source": fingerprint(chosen), "versions": {"python": python_version(), **versions}}
     part = folder / f"{chosen.id}.{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.part"
     done = {_key(trial.setting): trial for trial in _read_part(part)}
     asked: dict[str, None] = {}
-
     lock = threading.Lock()
 
-    with part.open("a", encoding="utf-8") as file, ThreadPoolExecutor(devices.cores()) as pool:
+    def run(settings: Sequence[Setting]) -> list[Measures]:
+        keys = [_key(setting) for setting in settings]
+        asked.update(dict.fromkeys(keys))
+        waiting = {key: setting for key, setting in zip(keys, settings, strict=True) if key not in done}
+        planned = len(done) + len(waiting)
 
-        def one(setting: Setting) -> None:
+        def one(key: str, setting: Setting) -> None:
             trial = _measure(chosen, setting)
-            with lock:
-                done[_key(setting)] = trial
+            with lock, part.open("a", encoding="utf-8") as file:
+                done[key] = trial
                 file.write(json.dumps(_line(trial)) + "\n")
-                file.flush()
+                tell(len(done), planned)
 
-        def run(settings: Sequence[Setting]) -> list[Measures]:
-            keys = [_key(setting) for setting in settings]
-            asked.update(dict.fromkeys(keys))
-            waiting = {key: setting for key, setting in zip(keys, settings, strict=True) if key not in done}
-            before = len(done)
-            for count, job in enumerate(as_completed([pool.submit(one, setting) for setting in waiting.values()]), 1):
-                job.result()
-                if tell:
-                    tell(before + count, before + len(waiting))
-            return [done[key].measures for key in keys]
+        devices.side_by_side(one, waiting.items())
+        return [done[key].measures for key in keys]
 
-        try:
-            chosen.plan(run)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
+    chosen.plan(run)
     # one trial a line, so that a change shows in a diff as what it is
     lines = ",\n".join(json.dumps(_line(done[key])) for key in asked)
     path, new = folder / f"{chosen.id}.json", folder / f"{chosen.id}.new"
     new.write_text(f'{json.dumps(made)[:-1]}, "trials": [\n{lines}\n]}}\n', encoding="utf-8")
     new.replace(path)
-    part.unlink()
+    part.unlink(missing_ok=True)
     return read(chosen.id, folder)
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
-
-
-def _read_part(path: Path) -> list[Trial]:
+def _read_part(path: Path) -> Iterator[Trial]:
     """The finished trials; the last line is incomplete if the machine went down while it was written."""
-    trials = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            trials.append(_trial(json.loads(line)))
-        except ValueError:
-            continue
-    return trials
+        with contextlib.suppress(ValueError):
+            yield _trial(json.loads(line))
 
 
 class Rerun(NamedTuple):

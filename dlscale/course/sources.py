@@ -31,8 +31,7 @@ def of(*functions: Callable[..., Any]) -> Definitions:
 def of_code(code: str) -> Definitions:
     """All of this package that the code of a notebook depends on."""
     _, used = _Module("notebook", Path(), code).read(ast.parse(code).body)
-    package = __name__.partition(".")[0]
-    return _follow(full for full in used if full.partition(".")[0] == package)
+    return _follow(full for full in used if full.startswith("dlscale."))
 
 
 def digest(values: Iterable[Any]) -> str:
@@ -46,19 +45,15 @@ class _Module:
     def __init__(self, name: str, path: Path, text: str) -> None:
         self.name, self.folder = name, path.parent
         tree = ast.parse(text)
-        body = tree.body if ast.get_docstring(tree) is None else tree.body[1:]
         self.imports = dict(_imports(tree))
         self.definitions: dict[str, list[ast.stmt]] = {}
-        effects = []
-        for statement in body:
-            for made in (bound := set(_bound(statement))):
-                self.definitions.setdefault(made, []).append(statement)
-            if not bound and not isinstance(statement, ast.Import | ast.ImportFrom):
-                effects.append(statement)
-        for statement in effects:  # such as `f.defvjp(...)` and `TABLE["f"] = f`: part of all that they mention
+        documented = ast.get_docstring(tree) is not None
+        body = [part for part in tree.body[documented:] if not isinstance(part, ast.Import | ast.ImportFrom)]
+        # what binds no name, such as `f.defvjp(...)` and `TABLE["f"] = f`, comes last: part of all that it mentions
+        for statement in sorted(body, key=lambda statement: not any(_bound(statement))):
             mentioned = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
-            for definition in mentioned & self.definitions.keys() or self.definitions:
-                self.definitions[definition].append(statement)
+            for name in set(_bound(statement)) or mentioned & self.definitions.keys() or list(self.definitions):
+                self.definitions.setdefault(name, []).append(statement)
 
     def read(self, statements: Iterable[ast.stmt]) -> tuple[list[Any], set[str]]:
         """Top-level statements of this module as plain values, and the full names that they use."""
@@ -74,34 +69,32 @@ class _Module:
 
 
 def _follow(names: Iterable[str]) -> Definitions:
-    found: Definitions = {}
-    waiting = list(names)
-    while waiting:
-        if (place := _place(waiting.pop())) and ".".join(place) not in found:
-            module, name = place
-            found[f"{module}.{name}"], used = _module(module).read(_module(module).definitions[name])
-            waiting += [full for full in used if full.partition(".")[0] == module.partition(".")[0]]
-    return dict(sorted(found.items()))
-
-
-def _place(full: str) -> tuple[str, str] | None:
-    """The module and the top-level name in it that `full` leads to, through imports; None for `__file__` and the like.
+    """What defines the full names, and all that it uses of their packages, through imports.
 
     Raises ValueError where that cannot be said.
     """
-    parts = full.split(".")
-    last = next(end for end in range(len(parts), 0, -1) if _file(".".join(parts[:end])))
-    module, rest = ".".join(parts[:last]), parts[last:]
-    if not rest:
-        raise ValueError(f"The module {full} is used as a value: write {parts[-1]}.NAME for each thing it is used for.")
-    if rest[0] in _module(module).definitions:
-        return module, rest[0]
-    if rest[0] in _module(module).imports:
-        other = ".".join([_module(module).imports[rest[0]], *rest[1:]])
-        return _place(other) if other.partition(".")[0] == parts[0] else None
-    if rest[0].startswith("__"):
-        return None
-    raise ValueError(f"{module} neither defines nor imports {rest[0]}, which is used as {full}.")
+    found: Definitions = {}
+    waiting = list(names)
+    packages = {full.partition(".")[0] for full in waiting}
+    while waiting:
+        if (full := waiting.pop()).partition(".")[0] not in packages:
+            continue
+        parts = full.split(".")
+        last = next(end for end in range(len(parts), 0, -1) if _file(".".join(parts[:end])))
+        if last == len(parts):
+            raise ValueError(
+                f"The module {full} is used as a value: write {parts[-1]}.NAME for each thing it is used for."
+            )
+        module, name = _module(".".join(parts[:last])), parts[last]
+        if name in module.definitions:
+            if (place := f"{module.name}.{name}") not in found:
+                found[place], used = module.read(module.definitions[name])
+                waiting += used
+        elif name in module.imports:
+            waiting.append(".".join([module.imports[name], *parts[last + 1 :]]))
+        elif not name.startswith("__"):  # as `__file__` does
+            raise ValueError(f"{module.name} neither defines nor imports {name}, which is used as {full}.")
+    return dict(sorted(found.items()))
 
 
 def _file(module: str) -> Path | None:
@@ -132,16 +125,15 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
+def _bound(node: ast.AST) -> Iterator[str]:
     """Names that a top-level statement defines, in its branches too."""
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield statement.name
-        return
-    for node in ast.iter_child_nodes(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
-            yield from _bound(node)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif not isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda):
+        for inner in ast.iter_child_nodes(node):
+            yield from _bound(inner)
 
 
 def _globals(table: symtable.SymbolTable) -> set[str]:

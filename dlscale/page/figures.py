@@ -14,7 +14,6 @@ from IPython.display import display
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
@@ -77,15 +76,11 @@ def name(ax: Axes, line: Line2D, label: str, shift: float = 0.0) -> None:
     ax.annotate(label, last, color=line.get_color(), **beside)
 
 
-Surface = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def contour(ax: Axes, f: Surface, x: tuple[float, float], y: tuple[float, float], levels: int = 18) -> ContourSet:
+def contour(ax: Axes, f: Callable[..., np.ndarray], x: tuple[float, float], y: tuple[float, float]) -> None:
     """Filled contours of f(x, y) over two ranges, evenly spaced in log (f - min f), with labelled axes."""
     grid_x, grid_y = np.meshgrid(np.linspace(*x, 201), np.linspace(*y, 201))
     value = np.asarray(f(grid_x, grid_y))
     height = np.log10(value - value.min() + 1e-3 * np.ptp(value))
-    filled = ax.contourf(grid_x, grid_y, height, levels, cmap="cividis", alpha=0.85)
+    ax.contourf(grid_x, grid_y, height, 18, cmap="cividis", alpha=0.85)
     ax.set(xlim=x, ylim=y, xlabel="$w_1$", ylabel="$w_2$")
     ax.grid(False)
-    return filled

@@ -1,7 +1,12 @@
-"""The tables and the picture of README.md, and the pages in docs/, made from the stored notebooks."""
+"""Renew the tables and the picture of README.md, and the pages in docs/, from the stored notebooks.
+
+The README shows the map of the notebooks, how many claims have each verdict, and the claims marked `telling`;
+docs/CLAIMS.md shows every claim, docs/INDEX.md every item of the lectures.
+"""
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import sys
@@ -10,23 +15,32 @@ from pathlib import Path
 from typing import Any
 
 from dlscale.course.claims import CLAIM_TYPE, HEADINGS, VERDICTS, Claim, rules
-from dlscale.course.contents import course_map, index
+from dlscale.course.contents import contents, course_map
 from dlscale.course.markup import Markdown, table
 from dlscale.lab.checks import known
 from dlscale.lab.intervals import Interval
+
+ROOT = Path(__file__).resolve().parent.parent
 
 CLAIMS = """# Every claim of the course
 
 Each is decided by a rule that was written before its run and stands in `claims.toml` of its notebook's room, under
 `dlscale/`. A claim shows where the whole interval keeps the rule, and is weak where only the mean does. Those that do
-not show stay. `python -m dlscale readme` makes this page from the outputs that the notebooks store.
+not show stay. `python tools/readme.py` makes this page from the outputs that the notebooks store.
 """
 INDEX = """# Where is it? Every item of the lectures
 
 The letter of an item names its lecture: P is Pedram, Lynch & Lauterbach, C Catanzaro, B Ben-Nun, J the notes on Jia et
-al., E Hoefler; items without one are the course's own. `python -m dlscale readme` makes this page from
+al., E Hoefler; items without one are the course's own. `python tools/readme.py` makes this page from
 `dlscale/course/contents.toml`.
 """
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is stale")
+    options = parser.parse_args(arguments)
+    return renew(ROOT / "README.md", ROOT / "notebooks", options.check)
 
 
 def _stored(notebook: Path, kind: str) -> list[Any]:
@@ -54,6 +68,15 @@ def claims_table_of(made: Iterable[tuple[Claim, str]], folder: str) -> Markdown:
     """A table of claims with links to their notebooks, which stand in `folder`."""
     rows = [[*claim.row(), f"[{name}]({folder}{name}.ipynb)"] for claim, name in made]
     return table((*HEADINGS, "Notebook"), rows)
+
+
+def index(folder: str) -> Markdown:
+    """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
+    rows = []
+    for book in contents():
+        where = f"[{book.file.removesuffix('.ipynb')}]({folder}{book.file})" if book.available else book.title
+        rows += [[item.id, item.item, where, item.section or "in preparation"] for item in book.items]
+    return table(("", "Item", "Notebook", "Section"), rows)
 
 
 def counts(made: Sequence[tuple[Claim, str]]) -> Markdown:
@@ -101,9 +124,13 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
     if check:
         for path in stale:
-            print(f"{path.name} is stale. Run `python -m dlscale readme`.", file=sys.stderr)
+            print(f"{path.name} is stale. Run `python tools/readme.py`.", file=sys.stderr)
         return 1 if stale else 0
     docs.mkdir(exist_ok=True)
     for path in stale:
         path.write_bytes(files[path])
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
