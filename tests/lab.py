@@ -78,7 +78,8 @@ window.dlscale = {
             dlscale.died = ['dead', 'autorestarting'].includes(status);
             dlscale.happened();
         });
-        const page = {subtree: true, childList: true, attributes: true, attributeFilter: ['src']};
+        const watched = ['src', 'aria-busy', 'hidden'];
+        const page = {subtree: true, childList: true, attributes: true, attributeFilter: watched};
         new MutationObserver(dlscale.happened).observe(dlscale.notebook().node, page);
         dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
     },
@@ -87,12 +88,16 @@ window.dlscale = {
         await dlscale.settled(minutes);
     },
     outputs: () => [...dlscale.notebook().content.model.cells].flatMap(cell => cell.outputs?.toJSON() ?? []),
-    images: node => [...node.querySelectorAll('.jp-RenderedImage img')],
+    images: node => [...node.querySelectorAll('.jp-RenderedImage img, .dlscale-explorer img')],
+    explorers: () => [...dlscale.notebook().node.querySelectorAll('.dlscale-explorer')],
     shown: () => {
-        const pngs = dlscale.outputs().map(output => output.data?.['image/png']).filter(Boolean);
-        const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
-        return images.length === pngs.length && images.every((image, i) => image.complete
-            && image.src === 'data:image/png;base64,' + pngs[i].replaceAll('\\n', ''));
+        const pictures = dlscale.outputs().filter(output => output.data?.['image/png']);
+        const images = dlscale.images(dlscale.notebook().node);
+        // an explorer's picture comes with its sentence
+        const explorers = pictures.filter(output => output.data['text/plain']).length;
+        return images.length === pictures.length && images.every(image => image.complete)
+            && dlscale.explorers().length === explorers
+            && dlscale.explorers().every(explorer => explorer.getAttribute('aria-busy') === 'false');
     },
     frame: () => new Promise(requestAnimationFrame),
     settled: async minutes => {
@@ -106,10 +111,11 @@ window.dlscale = {
     errors: () => {
         const bad = output => output.output_type === 'error' || output.name === 'stderr';
         const text = output => output.text ?? `${output.ename}: ${output.evalue}`;
-        const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]')].map(alert => alert.innerText);
-        return [...dlscale.outputs().filter(bad).map(text), ...alerts];
+        const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]:not([hidden])')];
+        return [...dlscale.outputs().filter(bad).map(text), ...alerts.map(alert => alert.innerText)];
     },
-    pictures: control => dlscale.images(control.closest('.jp-Cell')).map(image => image.src),
+    pictures: control => Promise.all(dlscale.images(control.closest('.jp-Cell')).map(async image =>
+        btoa(String.fromCharCode(...new Uint8Array(await (await fetch(image.src)).arrayBuffer()))))),
     // Resolves to the milliseconds from the next key press to the frame with another picture; null after the limit.
     change: (control, limit) => new Promise(resolve => {
         const images = () => dlscale.images(control.closest('.jp-Cell'));
@@ -250,20 +256,19 @@ class OpenNotebook:
         )
 
     def sliders(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-slider [role=slider]").all()
+        return self.page.locator(".dlscale-explorer input[type=range]").all()
 
     def slider(self, label: str) -> Locator:
-        return self.page.locator(".widget-slider").filter(has_text=label).get_by_role("slider")
+        return self.page.get_by_role("slider", name=label, exact=True)
 
     def menus(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-dropdown select").all()
+        return self.page.locator(".dlscale-explorer select").all()
 
     def numbers(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-text input[type=number]").all()
+        return self.page.locator(".dlscale-explorer input[type=number]").all()
 
-    def label(self, control: Locator) -> str:
-        """The words beside the control."""
-        return control.evaluate("control => control.closest('.widget-inline-hbox').querySelector('label').innerText")
+    def players(self) -> list[Locator]:
+        return self.page.locator(".dlscale-explorer button").all()
 
     def press(self, control: Locator, *keys: str) -> None:
         """Press keys at the control, one after the other, and wait until all has settled."""
