@@ -277,6 +277,16 @@ class OpenNotebook:
             self.page.keyboard.press(key)
         self.settle()
 
+    @contextlib.contextmanager
+    def happens(self, control: Locator, attribute: str, value: str) -> Iterator[None]:
+        """Wait until the control's attribute was changed and then came to have the value."""
+        wait = """([control, attribute, value]) => ({done: new Promise(resolve => new MutationObserver(() =>
+            control.getAttribute(attribute) === value && resolve())
+            .observe(control, {attributeFilter: [attribute]}))})"""
+        waiting = self.page.evaluate_handle(wait, [control.element_handle(), attribute, value])
+        yield
+        waiting.evaluate("waiting => waiting.done")
+
     def latency(self, control: Locator, key: str, limit: float = 10) -> float | None:
         """Press a key; return the milliseconds until another picture stood in the page, None if none came in `limit` s.
 

@@ -52,6 +52,8 @@ def test_every_control_by_keyboard(path, address, page):
             check_menu(notebook, menu)
         for number in notebook.numbers():
             check_number(notebook, number)
+        for button in notebook.players():
+            check_player(notebook, button)
 
 
 def press(notebook, control, what, *keys):
@@ -61,15 +63,13 @@ def press(notebook, control, what, *keys):
 
 
 def check_slider(notebook, slider):
-    # ipywidgets leaves the handle itself without a name: the label beside it and the caption must speak.
-    label = notebook.label(slider)
-    assert label.strip(), "a slider has no label"
+    label = accessible_name(slider)
     assert slider.evaluate("slider => slider.tabIndex") == 0, f"{label}: the Tab key does not reach the slider"
-    caption = slider.locator("xpath=ancestor::*[contains(@class, 'jp-Cell')]").locator("[role=status], [role=alert]")
+    caption = slider.locator("xpath=ancestor::*[@class='dlscale-explorer']").locator(".dlscale-caption[role=status]")
     seen = []
     for key in ("Home", "End", "ArrowLeft"):
         press(notebook, slider, label, key)
-        seen.append((slider.get_attribute("aria-valuenow"), notebook.pictures(slider), caption.all_inner_texts()))
+        seen.append((slider.get_attribute("aria-valuetext"), notebook.pictures(slider), caption.inner_text()))
     (start, first_pictures, first_caption), (end, last_pictures, last_caption), (before, pictures, _) = seen
     assert start != end, f"{label}: Home and End do not move the slider"
     assert first_pictures != last_pictures, f"{label}: the picture is the same at both ends"
@@ -78,13 +78,24 @@ def check_slider(notebook, slider):
     assert pictures != last_pictures, f"{label}: an arrow key does not change the picture"
 
 
+def check_player(notebook, button):
+    label = accessible_name(button)
+    slider = button.locator("xpath=..").get_by_role("slider")
+    press(notebook, slider, label, "End")
+    end = slider.get_attribute("aria-valuetext")
+    press(notebook, slider, label, "ArrowLeft")
+    with notebook.happens(button, "aria-label", label):  # it says Stop meanwhile
+        press(notebook, button, label, "Enter")
+    notebook.settle()
+    assert slider.get_attribute("aria-valuetext") == end, f"{label}: it does not play to the end"
+
+
 def check_menu(notebook, menu):
     label = accessible_name(menu)
     press(notebook, menu, label, "Home")
     first = notebook.pictures(menu)
     for entry in menu.locator("option").all_inner_texts()[1:]:
-        # in a closed menu, JupyterLab takes the arrows for itself
-        press(notebook, menu, label, "Space", "ArrowDown", "Enter")
+        press(notebook, menu, label, "ArrowDown")
         assert menu.locator("option:checked").inner_text() == entry
         if notebook.pictures(menu) != first:
             return
@@ -109,7 +120,6 @@ def accessible_name(control):
 
 SPOILED = """
 import time
-import ipywidgets
 from dlscale.page import figures, widgets
 
 def make(figure):
@@ -130,8 +140,8 @@ widgets.explore(
     dead=widgets.slider("dead", [1, 2, 3]),
     failing=widgets.slider("failing", [1, 2, 0]),
     menu=widgets.menu("menu", ["rising", "falling"]),
-    number=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="number", tooltip="number"),
-    small=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="dead number", tooltip="dead number"),
+    number=widgets.number("number", 0.1, -1e6, 1e6),
+    small=widgets.number("dead number", 0.1, -1e6, 1e6),
 )
 """
 
