@@ -278,10 +278,13 @@ class Explorer {
       input.addEventListener("change", () => set(Number(input.value)));
     } else if (kind === "number") {
       Object.assign(input, { type: "number", step: "any", min: texts[0], max: texts[1] });
-      input.addEventListener("change", () => {
-        const wanted = input.valueAsNumber;
-        set(Number.isNaN(wanted) ? this.at[index] : Math.min(Math.max(wanted, Number(texts[0])), Number(texts[1])));
-      });
+      const [low, high] = texts.map(Number);
+      const commit = () => {
+        const wanted = input.valueAsNumber; // what is no number gives way to the one before
+        set(Number.isNaN(wanted) ? this.at[index] : Math.min(Math.max(wanted, low), high));
+      };
+      input.addEventListener("change", commit);
+      input.addEventListener("keydown", (event) => event.key === "Enter" && commit());
     } else {
       Object.assign(input, { type: "range", min: 0, max: texts.length - 1, step: 1 });
       input.addEventListener("input", () => set(Number(input.value)));
