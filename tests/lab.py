@@ -43,7 +43,20 @@ MINUTES = 15  # to wait for an event that should come, on the slowest machine: a
 # has changed or a picture was loaded. The kernel has done what was asked when each message sent to it was followed by
 # "idle"; a picture's `src` holds its PNG, so the page has followed when it shows what the notebook's model holds.
 SCRIPT = """
+// Messages between page and kernel can be delayed, each way, by a time that is 0 at first.
+window.WebSocket = class extends WebSocket {
+    send(data) {
+        if (dlscale.delay) setTimeout(() => super.send(data), dlscale.delay);
+        else super.send(data);
+    }
+    set onmessage(receive) {
+        super.onmessage = event => dlscale.delay ? setTimeout(() => receive(event), dlscale.delay) : receive(event);
+    }
+};
 window.dlscale = {
+    delay: 0,
+    asked: [],  // what explorers asked to show, and what came
+    came: [],
     notebook: () => jupyterapp.shell.currentWidget,
     kernel: () => dlscale.notebook().sessionContext.session.kernel,
     events: new EventTarget(),
@@ -69,6 +82,8 @@ window.dlscale = {
         dlscale.unanswered = new Set();
         kernel.anyMessage.connect((_, {msg, direction}) => {
             if (direction === 'send' && msg.channel === 'shell') dlscale.unanswered.add(msg.header.msg_id);
+            const at = msg.content.data?.content?.at;
+            if (at) dlscale[direction === 'send' ? 'asked' : 'came'].push(JSON.stringify(at));
         });
         kernel.iopubMessage.connect((_, msg) => {
             if (msg.header.msg_type === 'status' && idle(msg)) dlscale.unanswered.delete(msg.parent_header.msg_id);
@@ -181,6 +196,7 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
         command += [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder}"]
         command += [f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"]
+        command += ["--JupyterNotebookApp.expose_app_in_browser=True"]
         log = stack.enter_context((private / "log").open("w+", encoding="utf-8"))
         environment = os.environ | {name: str(private / place) for name, place in folders.items()} | (variables or {})
         process = subprocess.Popen(
@@ -242,7 +258,7 @@ class OpenNotebook:
         page.goto(address, wait_until="domcontentloaded")
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         page.evaluate("dlscale.watch()")
-        page.evaluate("jupyterapp.shell.collapseLeft()")
+        page.evaluate("jupyterapp.shell.collapseLeft?.()")
         page.evaluate("minutes => dlscale.runAll(minutes)", MINUTES)
 
     def settle(self) -> None:
@@ -300,6 +316,11 @@ class OpenNotebook:
         milliseconds = waiting.evaluate("waiting => waiting.change")
         self.settle()
         return milliseconds
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression in the page is true; it is looked at whenever something happened."""
+        wait = f"minutes => dlscale.until(() => {condition}, 'until ' + {json.dumps(condition)}, minutes)"
+        self.page.evaluate(wait, MINUTES)
 
     def pictures(self, control: Locator) -> list[str]:
         """The pictures in the control's cell, as they stand in the page."""

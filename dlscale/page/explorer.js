@@ -14,7 +14,8 @@ const GONE = "The kernel was restarted or has ended. Run this cell again; settin
 const BUSY = "The kernel is busy. The picture follows when it answers.";
 
 /* Frames of all explorers in the page, the least used first. One that is shown or decoded is in use and stays. */
-const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0 });
+const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0, owners: new Map() });
+let count = 0; // of controls, for their ids
 
 function keep(key, blob, alt) {
   forget(key);
@@ -52,8 +53,6 @@ function element(kind, properties = {}, ...children) {
   node.append(...children);
   return node;
 }
-
-let count = 0; // of controls in the page, for their ids
 
 class Explorer {
   constructor(model) {
@@ -255,7 +254,7 @@ class Explorer {
     const controls = element("div", { className: "dlscale-controls", role: "group", ariaLabel: "Controls" });
     controls.append(...inputs.map(({ row }) => row));
     const figure = element("div", { className: "dlscale-figure" }, view.screen, view.alert, view.caption, view.note);
-    view.root = element("div", { className: "dlscale-explorer" });
+    view.root = element("div", { className: "dlscale-explorer", picture: this.first.url });
     view.root.append(element("div", { className: "dlscale-layout" }, controls, figure));
     view.screen.append(element("img", { src: this.frame.url, alt: "The figure; the sentence below says what is to be seen." }));
     // What is near is asked for as soon as a reader comes close, not for a whole notebook at once.
@@ -266,7 +265,7 @@ class Explorer {
   }
 
   control({ kind, label, texts, interval }, index) {
-    const input = element(kind === "menu" ? "select" : "input", { id: `dlscale-control-${(count += 1)}` });
+    const input = element(kind === "menu" ? "select" : "input", { id: `dlscale-${this.name}-${(count += 1)}` });
     const made = { input, row: element("div", { className: `dlscale-control dlscale-${kind}` }) };
     made.row.append(element("label", { htmlFor: input.id, textContent: label }));
     const set = (place) => {
@@ -306,13 +305,22 @@ class Explorer {
     return made;
   }
 
-  /* Take the place of the picture wherever it stands in the page, now and later. Returns how to stop that. */
+  /* Take the place of the picture wherever it stands in the page, now and later. Returns how to stop that. A kernel
+  started again makes equal pictures: then the newest explorer takes the places of the one before. */
   follow() {
-    const replace = (image) => image.src === this.first.url && !image.closest(".dlscale-explorer") && image.replaceWith(this.view());
-    const look = (node) => (node.matches?.("img") ? [node] : (node.querySelectorAll?.("img") ?? [])).forEach(replace);
-    const observer = new MutationObserver((changes) =>
-      changes.forEach((change) => (change.type === "attributes" ? [change.target] : change.addedNodes).forEach(look)),
-    );
+    const url = this.first.url;
+    frames.owners.set(url, this);
+    const place = (node) => {
+      const here = node.matches("img") ? node.src === url && !node.closest(".dlscale-explorer") : node.picture === url;
+      if (here && frames.owners.get(url) === this) node.replaceWith(this.view());
+    };
+    const look = (node) => node.querySelectorAll?.("img, .dlscale-explorer").forEach(place);
+    const observer = new MutationObserver((changes) => {
+      for (const { target, type, addedNodes } of changes) {
+        if (type === "attributes") target.matches("img") && place(target);
+        else addedNodes.forEach((node) => (node.matches?.("img") ? place(node) : look(node)));
+      }
+    });
     look(document);
     observer.observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["src"] });
     return () => observer.disconnect();

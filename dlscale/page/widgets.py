@@ -214,7 +214,7 @@ class Explorer:
             self.timer = asyncio.get_running_loop().call_later(seconds, self._draw_ahead)
 
     def _draw_ahead(self) -> None:
-        if not cell_runs.is_set() and (at := self.ahead.pop(0)) not in self.sent:  # it may be on its way
+        if self.ahead and not cell_runs.is_set() and (at := self.ahead.pop(0)) not in self.sent:  # else on its way
             self._answer(at)
         self._draw_ahead_after(0.2 if cell_runs.is_set() else 0.001)
 
