@@ -107,7 +107,7 @@ window.dlscale = {
     explorers: () => [...dlscale.notebook().node.querySelectorAll('.dlscale-explorer')],
     shown: () => {
         const pictures = dlscale.outputs().filter(output => output.data?.['image/png']);
-        const images = dlscale.images(dlscale.notebook().node);
+        const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
         // an explorer's picture comes with its sentence
         const explorers = pictures.filter(output => output.data['text/plain']).length;
         return images.length === pictures.length && images.every(image => image.complete)
@@ -303,10 +303,10 @@ class OpenNotebook:
         yield
         waiting.evaluate("waiting => waiting.done")
 
-    def latency(self, control: Locator, key: str, limit: float = 10) -> float | None:
+    def latency(self, control: Locator, key: str, limit: float = 10, settle: bool = True) -> float | None:
         """Press a key; return the milliseconds until another picture stood in the page, None if none came in `limit` s.
 
-        All is settled afterwards.
+        All is settled afterwards, unless the next key is to come at once.
         """
         control.focus()
         waiting = control.evaluate_handle(
@@ -314,7 +314,8 @@ class OpenNotebook:
         )
         self.page.keyboard.press(key)
         milliseconds = waiting.evaluate("waiting => waiting.change")
-        self.settle()
+        if settle:
+            self.settle()
         return milliseconds
 
     def until(self, condition: str) -> None:
