@@ -32,7 +32,7 @@ check: $(READY)  ## check style, walls and library: all but the notebooks' runs
 # from cold that `make bench` holds it to, and a room's tests should add no more than 20 s (the slowest are printed).
 # Eighteen notebooks: 15 minutes here, 7 in `check`; with installing and the oldest versions under half an hour.
 test: check  ## check all: also every notebook from cold, and its controls in a browser
-	$(PYTEST) --dist loadgroup -m notebook tests/test_notebooks.py tests/test_in_browser.py
+	$(PYTEST) --dist loadgroup -m notebook tests/test_notebooks.py tests/test_in_browser.py tests/test_book.py
 
 notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
 	$(BIN)/python tools/notebooks.py

@@ -1,12 +1,14 @@
 """From a key press on a slider to the first frame with the new picture, in JupyterLab and Chromium on this machine.
 
-First one figure drawn by `widgets.explore` and by `interact` with `plt.show`; then every slider of every notebook.
+First one figure drawn by `widgets.explore` and by `interact` with `plt.show`, on a fast line and with 150 ms added to
+each message between page and kernel; then every slider of every notebook.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from benchmarks.timing import Row, row, rows
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 PRESSES, WARM_UP, ROUNDS = 5, 1, 7
+STEPS, STEP_SECONDS = 20, 0.25  # a reader who looks at each picture
+DELAYS = {"on a fast line": 0, "with 150 ms added to each message": 150}
 TURN = {"ArrowLeft": "ArrowRight", "ArrowRight": "ArrowLeft"}
 
 CURVES = """
@@ -26,8 +30,7 @@ from dlscale.page import figures, widgets
 x = np.linspace(0, 10, 400)
 values = np.linspace(0.5, 2.5, 41).round(2).tolist()
 decorate = dict(xlim=(0, 10), ylim=(-1.1, 1.1), xlabel="time (s)", ylabel="displacement (m)")
-"""
-EXPLORE = """
+
 def make(figure):
     axes = figures.axes(figure)
     (line,) = axes.plot([], [])
@@ -39,9 +42,11 @@ def make(figure):
 
     return update
 
-widgets.explore(make, alt=lambda frequency: f"A wave of frequency {frequency}.",
-                frequency=widgets.slider("explore", values))
+def told(frequency):
+    return f"A wave of frequency {frequency}."
 """
+EXPLORE = "widgets.explore(make, alt=told, frequency=widgets.slider('explore', values, 0.5))"
+NEW = "widgets.explore(make, alt=told, remembers=True, frequency=widgets.slider('new', values))"  # keeps nothing
 INTERACT = """
 import ipywidgets, matplotlib.pyplot as plt
 
@@ -56,30 +61,46 @@ ipywidgets.interact(draw, interact=ipywidgets.SelectionSlider(options=values, va
 
 
 def presses(notebook: lab.OpenNotebook, slider: lab.Locator, count: int) -> Iterator[float]:
-    """Yield milliseconds of `count` key presses, each after the one before has been drawn."""
-    key, since_turn = "ArrowRight", 0
-    while count:
-        before = slider.get_attribute("aria-valuenow")
-        at_end = before == slider.get_attribute(f"aria-value{'max' if key == 'ArrowRight' else 'min'}")
-        if at_end:
-            key, since_turn = TURN[key], since_turn + 1
-            if since_turn > 1:
-                raise ValueError("a slider with a single value cannot be timed")
-            continue
-        since_turn, count = 0, count - 1
+    """Yield milliseconds of `count` key presses, there and back, each after the one before has been drawn."""
+    place = "slider => [slider.value, slider.min, slider.max]"
+    value, low, high = slider.evaluate(place) if slider.get_attribute("type") else ("1", "0", "2")
+    if low == high:
+        raise ValueError("a slider with a single value cannot be timed")
+    key = "ArrowLeft" if value == high else "ArrowRight"
+    for _ in range(count):
         milliseconds = notebook.latency(slider, key)
         yield np.nan if milliseconds is None else milliseconds
+        key = TURN[key]
+
+
+def stepping(notebook: lab.OpenNotebook, slider: lab.Locator) -> Iterator[float]:
+    """Yield milliseconds of steps through a slider from its start, four a second, to frames that nobody has seen."""
+    for _ in range(STEPS):
+        start = time.monotonic()
+        milliseconds = notebook.latency(slider, "ArrowRight", settle=False)
+        yield np.nan if milliseconds is None else milliseconds
+        time.sleep(max(0.0, start + STEP_SECONDS - time.monotonic()))
+    notebook.settle()
 
 
 def baseline(page: lab.Page, address: str) -> Iterator[Row]:
     with lab.opened(page, address.format("baseline.ipynb")) as notebook:
-        times: dict[str, list[float]] = {"explore": [], "interact": []}
-        for _ in range(ROUNDS):
-            for label, medians in times.items():
-                medians.append(float(np.median(list(presses(notebook, notebook.slider(label), WARM_UP + 5))[WARM_UP:])))
-    names = {"widgets.explore": "explore", "interact and plt.show": "interact"}
-    seconds = {name: np.array(times[label]) for name, label in names.items()}
-    yield from rows("Slider to picture, one figure both ways", seconds, "ms")
+        for line, delay in DELAYS.items():
+            page.evaluate("delay => { dlscale.delay = delay; }", delay)
+            explore = notebook.slider("explore")
+            sliders = {
+                "interact and plt.show": page.locator(".widget-slider").get_by_role("slider"),
+                "widgets.explore, a new frame": notebook.slider("new"),
+                "widgets.explore, a kept frame": explore,
+            }
+            walk = list(stepping(notebook, explore))  # before anything else is kept
+            times: dict[str, list[float]] = {name: [] for name in sliders}
+            for _ in range(ROUNDS):
+                for name, slider in sliders.items():
+                    times[name].append(float(np.median(list(presses(notebook, slider, WARM_UP + 5))[WARM_UP:])))
+            task = f"Slider to picture, one figure, {line}"
+            yield from rows(task, {name: np.array(medians) for name, medians in times.items()}, "ms")
+            yield row(task, "widgets.explore, four new steps a second", np.array(walk), "ms")
 
 
 def each_slider(page: lab.Page, address: str, path: Path) -> Iterator[Row]:
@@ -89,7 +110,8 @@ def each_slider(page: lab.Page, address: str, path: Path) -> Iterator[Row]:
             idle = int(np.isnan(times).sum())
             note = f"{idle} of {PRESSES} key presses changed no picture" if idle else ""
             seen = times[~np.isnan(times)] if idle < PRESSES else times
-            yield row(f"Slider to picture, {path.stem}", notebook.label(slider), seen, "ms", note=note)
+            label = slider.evaluate("slider => slider.labels[0].innerText")
+            yield row(f"Slider to picture, {path.stem}", label, seen, "ms", note=note)
 
 
 def run() -> Iterator[Row]:
@@ -98,7 +120,7 @@ def run() -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(shutil.copytree(NOTEBOOKS, Path(temporary) / "notebooks"))
         paths = sorted(folder.glob("*.ipynb"))
-        cells = [nbformat.v4.new_code_cell(source) for source in (CURVES, EXPLORE, INTERACT)]
+        cells = [nbformat.v4.new_code_cell(source) for source in (CURVES, EXPLORE, NEW, INTERACT)]
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "baseline.ipynb")
         with lab.server(folder) as address, lab.browser() as page:

@@ -43,7 +43,20 @@ MINUTES = 15  # to wait for an event that should come, on the slowest machine: a
 # has changed or a picture was loaded. The kernel has done what was asked when each message sent to it was followed by
 # "idle"; a picture's `src` holds its PNG, so the page has followed when it shows what the notebook's model holds.
 SCRIPT = """
+// Messages between page and kernel can be delayed, each way, by a time that is 0 at first.
+window.WebSocket = class extends WebSocket {
+    send(data) {
+        if (dlscale.delay) setTimeout(() => super.send(data), dlscale.delay);
+        else super.send(data);
+    }
+    set onmessage(receive) {
+        super.onmessage = event => dlscale.delay ? setTimeout(() => receive(event), dlscale.delay) : receive(event);
+    }
+};
 window.dlscale = {
+    delay: 0,
+    asked: [],  // what explorers asked to show, and what came
+    came: [],
     notebook: () => jupyterapp.shell.currentWidget,
     kernel: () => dlscale.notebook().sessionContext.session.kernel,
     events: new EventTarget(),
@@ -69,6 +82,8 @@ window.dlscale = {
         dlscale.unanswered = new Set();
         kernel.anyMessage.connect((_, {msg, direction}) => {
             if (direction === 'send' && msg.channel === 'shell') dlscale.unanswered.add(msg.header.msg_id);
+            const at = msg.content.data?.content?.at;
+            if (at) dlscale[direction === 'send' ? 'asked' : 'came'].push(JSON.stringify(at));
         });
         kernel.iopubMessage.connect((_, msg) => {
             if (msg.header.msg_type === 'status' && idle(msg)) dlscale.unanswered.delete(msg.parent_header.msg_id);
@@ -78,7 +93,8 @@ window.dlscale = {
             dlscale.died = ['dead', 'autorestarting'].includes(status);
             dlscale.happened();
         });
-        const page = {subtree: true, childList: true, attributes: true, attributeFilter: ['src']};
+        const watched = ['src', 'aria-busy', 'hidden'];
+        const page = {subtree: true, childList: true, attributes: true, attributeFilter: watched};
         new MutationObserver(dlscale.happened).observe(dlscale.notebook().node, page);
         dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
     },
@@ -87,12 +103,16 @@ window.dlscale = {
         await dlscale.settled(minutes);
     },
     outputs: () => [...dlscale.notebook().content.model.cells].flatMap(cell => cell.outputs?.toJSON() ?? []),
-    images: node => [...node.querySelectorAll('.jp-RenderedImage img')],
+    images: node => [...node.querySelectorAll('.jp-RenderedImage img, .dlscale-explorer img')],
+    explorers: () => [...dlscale.notebook().node.querySelectorAll('.dlscale-explorer')],
     shown: () => {
-        const pngs = dlscale.outputs().map(output => output.data?.['image/png']).filter(Boolean);
+        const pictures = dlscale.outputs().filter(output => output.data?.['image/png']);
         const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
-        return images.length === pngs.length && images.every((image, i) => image.complete
-            && image.src === 'data:image/png;base64,' + pngs[i].replaceAll('\\n', ''));
+        // an explorer's picture comes with its sentence
+        const explorers = pictures.filter(output => output.data['text/plain']).length;
+        return images.length === pictures.length && images.every(image => image.complete)
+            && dlscale.explorers().length === explorers
+            && dlscale.explorers().every(explorer => explorer.getAttribute('aria-busy') === 'false');
     },
     frame: () => new Promise(requestAnimationFrame),
     settled: async minutes => {
@@ -106,10 +126,11 @@ window.dlscale = {
     errors: () => {
         const bad = output => output.output_type === 'error' || output.name === 'stderr';
         const text = output => output.text ?? `${output.ename}: ${output.evalue}`;
-        const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]')].map(alert => alert.innerText);
-        return [...dlscale.outputs().filter(bad).map(text), ...alerts];
+        const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]:not([hidden])')];
+        return [...dlscale.outputs().filter(bad).map(text), ...alerts.map(alert => alert.innerText)];
     },
-    pictures: control => dlscale.images(control.closest('.jp-Cell')).map(image => image.src),
+    pictures: control => Promise.all(dlscale.images(control.closest('.jp-Cell')).map(async image =>
+        btoa(String.fromCharCode(...new Uint8Array(await (await fetch(image.src)).arrayBuffer()))))),
     // Resolves to the milliseconds from the next key press to the frame with another picture; null after the limit.
     change: (control, limit) => new Promise(resolve => {
         const images = () => dlscale.images(control.closest('.jp-Cell'));
@@ -175,6 +196,7 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1"]
         command += [f"--port={port}", "--ServerApp.port_retries=0", f"--ServerApp.root_dir={folder}"]
         command += [f"--IdentityProvider.token={token}", "--LabApp.expose_app_in_browser=True"]
+        command += ["--JupyterNotebookApp.expose_app_in_browser=True"]
         log = stack.enter_context((private / "log").open("w+", encoding="utf-8"))
         environment = os.environ | {name: str(private / place) for name, place in folders.items()} | (variables or {})
         process = subprocess.Popen(
@@ -236,7 +258,7 @@ class OpenNotebook:
         page.goto(address, wait_until="domcontentloaded")
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell")
         page.evaluate("dlscale.watch()")
-        page.evaluate("jupyterapp.shell.collapseLeft()")
+        page.evaluate("jupyterapp.shell.collapseLeft?.()")
         page.evaluate("minutes => dlscale.runAll(minutes)", MINUTES)
 
     def settle(self) -> None:
@@ -250,20 +272,19 @@ class OpenNotebook:
         )
 
     def sliders(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-slider [role=slider]").all()
+        return self.page.locator(".dlscale-explorer input[type=range]").all()
 
     def slider(self, label: str) -> Locator:
-        return self.page.locator(".widget-slider").filter(has_text=label).get_by_role("slider")
+        return self.page.get_by_role("slider", name=label, exact=True)
 
     def menus(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-dropdown select").all()
+        return self.page.locator(".dlscale-explorer select").all()
 
     def numbers(self) -> list[Locator]:
-        return self.page.locator(".jp-OutputArea-output .widget-text input[type=number]").all()
+        return self.page.locator(".dlscale-explorer input[type=number]").all()
 
-    def label(self, control: Locator) -> str:
-        """The words beside the control."""
-        return control.evaluate("control => control.closest('.widget-inline-hbox').querySelector('label').innerText")
+    def players(self) -> list[Locator]:
+        return self.page.locator(".dlscale-explorer button").all()
 
     def press(self, control: Locator, *keys: str) -> None:
         """Press keys at the control, one after the other, and wait until all has settled."""
@@ -272,10 +293,20 @@ class OpenNotebook:
             self.page.keyboard.press(key)
         self.settle()
 
-    def latency(self, control: Locator, key: str, limit: float = 10) -> float | None:
+    @contextlib.contextmanager
+    def happens(self, control: Locator, attribute: str, value: str) -> Iterator[None]:
+        """Wait until the control's attribute was changed and then came to have the value."""
+        wait = """([control, attribute, value]) => ({done: new Promise(resolve => new MutationObserver(() =>
+            control.getAttribute(attribute) === value && resolve())
+            .observe(control, {attributeFilter: [attribute]}))})"""
+        waiting = self.page.evaluate_handle(wait, [control.element_handle(), attribute, value])
+        yield
+        waiting.evaluate("waiting => waiting.done")
+
+    def latency(self, control: Locator, key: str, limit: float = 10, settle: bool = True) -> float | None:
         """Press a key; return the milliseconds until another picture stood in the page, None if none came in `limit` s.
 
-        All is settled afterwards.
+        All is settled afterwards, unless the next key is to come at once.
         """
         control.focus()
         waiting = control.evaluate_handle(
@@ -283,8 +314,14 @@ class OpenNotebook:
         )
         self.page.keyboard.press(key)
         milliseconds = waiting.evaluate("waiting => waiting.change")
-        self.settle()
+        if settle:
+            self.settle()
         return milliseconds
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression in the page is true; it is looked at whenever something happened."""
+        wait = f"minutes => dlscale.until(() => {condition}, 'until ' + {json.dumps(condition)}, minutes)"
+        self.page.evaluate(wait, MINUTES)
 
     def pictures(self, control: Locator) -> list[str]:
         """The pictures in the control's cell, as they stand in the page."""

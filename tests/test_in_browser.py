@@ -10,6 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
+import conventions
 import lab
 import nbformat
 import pytest
@@ -52,6 +53,8 @@ def test_every_control_by_keyboard(path, address, page):
             check_menu(notebook, menu)
         for number in notebook.numbers():
             check_number(notebook, number)
+        for button in notebook.players():
+            check_player(notebook, button)
 
 
 def press(notebook, control, what, *keys):
@@ -61,15 +64,13 @@ def press(notebook, control, what, *keys):
 
 
 def check_slider(notebook, slider):
-    # ipywidgets leaves the handle itself without a name: the label beside it and the caption must speak.
-    label = notebook.label(slider)
-    assert label.strip(), "a slider has no label"
+    label = accessible_name(slider)
     assert slider.evaluate("slider => slider.tabIndex") == 0, f"{label}: the Tab key does not reach the slider"
-    caption = slider.locator("xpath=ancestor::*[contains(@class, 'jp-Cell')]").locator("[role=status], [role=alert]")
+    caption = slider.locator("xpath=ancestor::*[@class='dlscale-explorer']").locator(".dlscale-caption[role=status]")
     seen = []
     for key in ("Home", "End", "ArrowLeft"):
         press(notebook, slider, label, key)
-        seen.append((slider.get_attribute("aria-valuenow"), notebook.pictures(slider), caption.all_inner_texts()))
+        seen.append((slider.get_attribute("aria-valuetext"), notebook.pictures(slider), caption.inner_text()))
     (start, first_pictures, first_caption), (end, last_pictures, last_caption), (before, pictures, _) = seen
     assert start != end, f"{label}: Home and End do not move the slider"
     assert first_pictures != last_pictures, f"{label}: the picture is the same at both ends"
@@ -78,13 +79,24 @@ def check_slider(notebook, slider):
     assert pictures != last_pictures, f"{label}: an arrow key does not change the picture"
 
 
+def check_player(notebook, button):
+    label = accessible_name(button)
+    slider = button.locator("xpath=..").get_by_role("slider")
+    press(notebook, slider, label, "End")
+    end = slider.get_attribute("aria-valuetext")
+    press(notebook, slider, label, "ArrowLeft")
+    with notebook.happens(button, "aria-label", label):  # it says Stop meanwhile
+        press(notebook, button, label, "Enter")
+    notebook.settle()
+    assert slider.get_attribute("aria-valuetext") == end, f"{label}: it does not play to the end"
+
+
 def check_menu(notebook, menu):
     label = accessible_name(menu)
     press(notebook, menu, label, "Home")
     first = notebook.pictures(menu)
     for entry in menu.locator("option").all_inner_texts()[1:]:
-        # in a closed menu, JupyterLab takes the arrows for itself
-        press(notebook, menu, label, "Space", "ArrowDown", "Enter")
+        press(notebook, menu, label, "ArrowDown")
         assert menu.locator("option:checked").inner_text() == entry
         if notebook.pictures(menu) != first:
             return
@@ -109,7 +121,6 @@ def accessible_name(control):
 
 SPOILED = """
 import time
-import ipywidgets
 from dlscale.page import figures, widgets
 
 def make(figure):
@@ -130,8 +141,8 @@ widgets.explore(
     dead=widgets.slider("dead", [1, 2, 3]),
     failing=widgets.slider("failing", [1, 2, 0]),
     menu=widgets.menu("menu", ["rising", "falling"]),
-    number=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="number", tooltip="number"),
-    small=ipywidgets.BoundedFloatText(0.1, min=-1e6, max=1e6, description="dead number", tooltip="dead number"),
+    number=widgets.number("number", 0.1, -1e6, 1e6),
+    small=widgets.number("dead number", 0.1, -1e6, 1e6),
 )
 """
 
@@ -155,3 +166,184 @@ def test_bad_controls_are_noticed(folder, address, page):
             check_slider(notebook, notebook.slider("dead"))
         with pytest.raises(AssertionError, match="failing, key End"):
             check_slider(notebook, notebook.slider("failing"))
+
+
+LIVE = """
+from dlscale.page import figures, widgets
+
+def make(figure):
+    (line,) = figures.axes(figure).plot([0, 1], [0, 1])
+
+    def update(n, kind, **others):
+        line.set_ydata([1 / (n - 30), n / 40 if kind == "rising" else 0])  # fails at 30
+        return [line]
+
+    return update
+---
+widgets.explore(make, alt=lambda n, kind: f"{kind} {n}",
+                n=widgets.slider("<b>n</b>", range(40), 10), kind=widgets.menu("kind", ["rising", "flat"]))
+---
+widgets.explore(make, alt=lambda **all: str(all), n=widgets.player("seven 0", range(40), 10),
+                kind=widgets.menu("seven 1", ["rising", "flat"]), number=widgets.number("seven 2", 1, 0, 2),
+                **{f"c{i}": widgets.slider(f"seven {i}", [1, 2, 3]) for i in range(3, 7)})
+---
+import threading
+threading.Event().wait(1e-9)  # put a time here that lasts
+"""
+
+
+@pytest.fixture(scope="module")
+def live(folder):
+    """A notebook with two explorers and a cell that can be made to last."""
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells = [nbformat.v4.new_code_cell(source.strip()) for source in LIVE.split("---")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "live.ipynb")
+    return folder / "live.ipynb"
+
+
+@pytest.fixture
+def notebook(live, address, page):
+    with lab.opened(page, address.format(live.name)) as notebook:
+        assert notebook.errors() == []
+        yield notebook
+        page.evaluate("dlscale.delay = 0")
+
+
+def told(notebook):
+    return notebook.page.locator(".dlscale-caption").first.inner_text()
+
+
+def note(notebook):
+    return notebook.page.locator(".dlscale-note").first
+
+
+@pytest.mark.notebook
+def test_what_was_seen_or_drawn_ahead_is_shown_without_the_kernel(notebook):
+    slider = notebook.slider("<b>n</b>")  # as text, not as markup
+    notebook.press(slider, "ArrowRight")
+    assert told(notebook) == "rising 11"
+    notebook.until("dlscale.came.includes('[12,0]') && dlscale.came.includes('[11,1]')")
+    notebook.settle()
+    asked = notebook.page.evaluate("dlscale.asked.length")
+    notebook.press(slider, "ArrowRight", "ArrowLeft")
+    notebook.press(notebook.menus()[0], "ArrowDown")
+    assert told(notebook) == "flat 11"
+    assert notebook.page.evaluate("dlscale.asked.length") == asked
+
+
+@pytest.mark.notebook
+def test_a_fast_drag_over_a_slow_line_ends_at_the_last_setting_and_never_goes_back(notebook):
+    notebook.page.evaluate("""() => {
+        dlscale.delay = 150;
+        dlscale.told = [];
+        const caption = document.querySelector('.dlscale-caption');
+        new MutationObserver(() => dlscale.told.push(Number(caption.innerText.split(' ')[1])))
+            .observe(caption, {childList: true, characterData: true, subtree: true});
+    }""")
+    asked = notebook.page.evaluate("dlscale.asked.length")
+    notebook.press(notebook.slider("<b>n</b>"), *["ArrowRight"] * 12)
+    told = notebook.page.evaluate("dlscale.told")
+    assert told[-1] == 22
+    assert told == sorted(told)
+    assert notebook.page.evaluate("dlscale.asked.length") - asked < 12  # most were left out
+
+
+@pytest.mark.notebook
+def test_an_error_stands_in_place_and_the_next_move_works(notebook):
+    slider = notebook.slider("<b>n</b>")
+    notebook.press(slider, "End", *["ArrowLeft"] * 9)
+    (error,) = notebook.errors()
+    assert "ZeroDivisionError" in error
+    assert not notebook.page.locator(".dlscale-screen").first.is_visible()
+    notebook.press(slider, "ArrowLeft")
+    assert notebook.errors() == []
+    assert told(notebook) == "rising 29"
+    assert notebook.page.locator(".dlscale-screen").first.is_visible()
+
+
+@pytest.mark.notebook
+def test_a_kernel_that_is_silent_is_said_to_be_busy_and_nothing_is_lost(notebook):
+    notebook.page.evaluate("dlscale.delay = 3000")
+    notebook.slider("<b>n</b>").press("Home")
+    note(notebook).get_by_text("The kernel is busy").wait_for()
+    notebook.page.keyboard.press("End")
+    notebook.settle()
+    assert told(notebook) == "rising 39"
+    assert note(notebook).inner_text() == ""
+
+
+@pytest.mark.notebook
+def test_a_move_while_a_cell_runs_is_not_lost_when_the_cell_is_interrupted(notebook):
+    slider = notebook.slider("<b>n</b>")
+    notebook.page.evaluate("""() => {
+        dlscale.lasting = dlscale.kernel().requestExecute({code: 'threading.Event().wait()'});
+    }""")
+    slider.press("Home")  # some kernels answer now, others later
+    notebook.page.evaluate("dlscale.kernel().interrupt().then(() => dlscale.lasting.done)")
+    notebook.settle()
+    assert told(notebook) == "rising 0"
+    notebook.press(slider, "End")
+    assert told(notebook) == "rising 39"
+    assert note(notebook).inner_text() == ""
+
+
+@pytest.mark.notebook
+def test_after_a_restart_the_page_says_so_and_the_cell_run_again_goes_on(notebook):
+    slider = notebook.slider("<b>n</b>")
+    notebook.press(slider, "End")
+    notebook.page.evaluate("dlscale.notebook().sessionContext.session.kernel.restart()")
+    slider.press("Home")
+    note(notebook).get_by_text("The kernel was restarted").wait_for()
+    slider.press("End")  # seen before
+    notebook.page.locator(".dlscale-caption", has_text="rising 39").wait_for()
+    notebook.page.evaluate("minutes => dlscale.runAll(minutes)", lab.MINUTES)
+    notebook.press(notebook.slider("<b>n</b>"), "Home")
+    assert told(notebook) == "rising 0"
+    assert note(notebook).inner_text() == ""
+
+
+@pytest.mark.notebook
+def test_the_saved_notebook_holds_pictures_alone_and_a_second_tab_moves_by_itself(live, address, notebook):
+    notebook.press(notebook.slider("<b>n</b>"), "End")
+    notebook.page.evaluate("dlscale.notebook().context.save()")
+    saved = nbformat.read(live, as_version=4)
+    assert list(conventions.outputs(conventions.Notebook(saved, live))) == []
+    alts = [output.metadata["image/png"]["alt"] for cell in saved.cells[1:3] for output in cell.outputs]
+    assert alts[0] == "rising 10"
+    assert len(alts) == 2
+    tab = notebook.page.context.browser.new_page()
+    tab.add_init_script(lab.SCRIPT)
+    tab.goto(address.format(live.name).replace("&reset", ""), wait_until="domcontentloaded")
+    slider = tab.get_by_role("slider", name="<b>n</b>")
+    slider.press("Home")
+    tab.locator(".dlscale-caption", has_text="rising 0").wait_for()
+    tab.close()
+    assert told(notebook) == "rising 39"
+    notebook.press(notebook.slider("<b>n</b>"), "ArrowLeft")
+    assert told(notebook) == "rising 38"
+
+
+@pytest.mark.notebook
+def test_seven_controls_picture_and_caption_fit_one_screen(notebook):
+    notebook.page.set_viewport_size({"width": 1366, "height": 768})
+    try:
+        explorer = notebook.page.locator(".dlscale-explorer").nth(1)
+        explorer.evaluate("explorer => explorer.scrollIntoView()")
+        view = notebook.page.locator(".jp-WindowedPanel-outer").bounding_box()
+        for part in (".dlscale-controls", ".dlscale-screen", ".dlscale-caption"):
+            box = explorer.locator(part).bounding_box()
+            assert view["y"] <= box["y"], part
+            assert box["y"] + box["height"] <= view["y"] + view["height"], part
+            assert view["x"] <= box["x"], part
+            assert box["x"] + box["width"] <= view["x"] + view["width"], part
+    finally:
+        notebook.page.set_viewport_size({"width": 1280, "height": 1600})
+
+
+@pytest.mark.notebook
+def test_jupyter_notebook_7_works_the_same(live, address, page):
+    with lab.opened(page, address.format(live.name).replace("/lab/tree/", "/notebooks/")) as notebook:
+        slider = notebook.slider("<b>n</b>")
+        check_slider(notebook, slider)
+        check_menu(notebook, notebook.menus()[0])
+        check_player(notebook, notebook.players()[0])

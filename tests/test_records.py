@@ -16,7 +16,7 @@ import pytest
 import dlscale.__main__ as commands
 from dlscale.course import records, sources
 from dlscale.course.records import Experiment
-from dlscale.page import widgets
+from dlscale.page import recording
 
 calls: list[dict] = []
 
@@ -163,8 +163,8 @@ def test_the_button_runs_stops_and_goes_on(tmp_path, monkeypatch):
     records.execute(TOY, tmp_path)
     calls.clear()
     shown = []
-    monkeypatch.setattr(widgets, "display", shown.append)
-    widgets.record_button(slow, tmp_path)
+    monkeypatch.setattr(recording, "display", shown.append)
+    recording.record_button(slow, tmp_path)
     start, status = shown[0].children
     assert "9 trials" in start.description
     start.click()

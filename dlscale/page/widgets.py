@@ -1,107 +1,184 @@
-"""Sliders that answer at once: `explore` draws what stays once and only what moves again."""
+"""Explorers: figures that follow controls. The page draws the controls and keeps frames, the kernel draws frames.
+
+`explorer.js` is the page's side. It asks for a setting, as places: the index of a value for each control, the number
+itself for a number field. It may name settings nearby, which are drawn while the kernel has nothing else to do.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import collections
 import html
 import itertools
+import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets
+import traitlets
+from IPython import get_ipython
 from IPython.display import display
-from ipywidgets import Widget
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from dlscale.course import records
-from dlscale.course.records import Experiment
-from dlscale.lab import devices
 from dlscale.page import figures
+from dlscale.page.recording import record_button as record_button
 
 Update = Callable[..., Iterable[Artist] | None]
 Make = Callable[[Figure], Update]
 Alt = Callable[..., str]
 
+MAX_FRAME_BYTES = 1_000_000  # a figure of the course takes 30 to 80 kB
+
+# Outputs live apart from the page's other scripts there, so that no picture can be found.
+ISOLATED = "google.colab" in sys.modules or not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
+
 explorers: list[Explorer] = []  # those of this kernel, for `check_extremes`
+cell_runs = threading.Event()  # nothing is drawn ahead then: a cell may be timing something
 
 
-def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Widget:
+@dataclass(frozen=True)
+class Control:
+    """A control: its values stay in the kernel, the page knows their texts. Of a number field, `values` are the limits.
+
+    `examples` are the numbers that a page without a kernel offers for the field.
+    """
+
+    kind: str
+    label: str
+    values: Sequence[Any]
+    start: Any
+    texts: Sequence[str]
+    interval: int = 0
+    examples: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError(f"The {self.kind} {self.label!r} has no values.")
+        number_ = self.kind == "number"
+        if not (self.values[0] <= self.start <= self.values[1] if number_ else self.start in self.values):
+            known = f"{'outside its limits' if number_ else 'which is not among its values'}: {self.values!r}"
+            raise ValueError(f"The {self.kind} {self.label!r} starts at {self.start!r}, {known}.")
+
+    def look(self) -> dict[str, Any]:
+        """What the page needs to draw it."""
+        start = self.start if self.kind == "number" else self.values.index(self.start)
+        return {"kind": self.kind, "label": self.label, "texts": self.texts, "start": start, "interval": self.interval}
+
+    def value(self, place: float) -> Any:
+        """What stands at a place: the index of a value, or the number itself."""
+        return min(max(place, self.values[0]), self.values[1]) if self.kind == "number" else self.values[place]
+
+
+def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Control:
     """A slider over the given values, in their order, even or not; it starts at `value`, or in the middle.
 
-    Raises ValueError if `value` is not among them.
+    Raises ValueError if there are no values or `value` is not among them.
     """
-    values = list(values)
-    start = values[len(values) // 2] if value is None else value
-    if start not in values:
-        raise ValueError(f"The slider {label!r} starts at {start!r}, which is not among its values: {values!r}.")
-    return ipywidgets.SelectionSlider(options=[(text.format(v), v) for v in values], value=start, **_looks(label))
+    start = [*values][len(values) // 2 :][:1] if value is None else [value]
+    return Control("slider", label, [*values], *(start or [None]), [text.format(value) for value in values])
 
 
-def menu(label: str, options: Sequence[str], value: str | None = None) -> Widget:
-    """A drop-down menu; it starts at `value`, or at the first option."""
-    return ipywidgets.Dropdown(options=list(options), value=options[0] if value is None else value, **_looks(label))
+def player(label: str, values: Sequence[float], value: Any = None, text: str = "{:g}", interval: int = 250) -> Control:
+    """A slider with a button that plays it from what is shown to the end, a step each `interval` ms or slower."""
+    return replace(slider(label, values, value, text), kind="player", interval=interval)
 
 
-def _looks(label: str) -> dict[str, Any]:
-    looks = {"style": {"description_width": "9em"}, "layout": {"width": "32em", "max_width": "98%"}}
-    return looks | {"description": label, "tooltip": label}  # the tooltip is the control's accessible name
+def menu(label: str, options: Sequence[str], value: str | None = None) -> Control:
+    """A drop-down menu; it starts at `value`, or at the first option. Raises ValueError as `slider` does."""
+    options = [*options]
+    return Control("menu", label, options, value if options and value is not None else (options or [""])[0], options)
 
 
-def predict(question: str, options: Sequence[str]) -> Widget:
+def number(label: str, value: float, low: float, high: float, examples: Sequence[float] = ()) -> Control:
+    """A field for numbers from `low` to `high`. A page without a kernel offers `value` and the `examples`."""
+    return Control("number", label, [low, high], value, [str(low), str(high)], examples=[value, *examples])
+
+
+def predict(question: str, options: Sequence[str]) -> ipywidgets.Widget:
     """Ask for a guess before an experiment. The returned widget's `value` is the reader's choice, None before it."""
-    layout = {"width": "max-content"}
-    guess = ipywidgets.RadioButtons(options=list(options), value=None, layout=layout, tooltip=question)
+    guess = ipywidgets.RadioButtons(options=[*options], value=None, tooltip=question, layout={"width": "max-content"})
     display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{html.escape(question)}</b>"), guess]))
     return guess
 
 
-def explore(make: Make, *, alt: Alt, width: float = 7.2, height: float = 3.4, **controls: Widget) -> None:
+def explore(
+    make: Make, *, alt: Alt, width: float = 7.2, height: float = 3.4, remembers: bool = False, **controls: Control
+) -> None:
     """Show a figure of width × height inches that follows its controls; it stays as a picture in a saved notebook.
 
     `make(figure)` draws what stays and returns `update(**values)`, which moves what moves and returns those artists;
     only they are drawn again, over the rest. It returns None where axes or titles changed: then all is drawn again.
     `alt(**values)` says in a sentence what is to be seen; it stands under the figure and in the saved picture.
-    `controls` are widgets with a `value`, such as `slider` and `menu` make. An error in `update` is shown in place of
-    the figure.
+    `controls` are made by `slider`, `player`, `menu` and `number`. An error in `update` is shown in the figure's place.
+    With `remembers`, a picture may hang on those shown before: none is kept or drawn ahead.
+
+    Raises TypeError if `make` returns no function or a control is none, ValueError if the picture is too large.
     """
-    explorers.append(Explorer(make, alt, Figure((width, height), dpi=100, layout="constrained"), controls))
+    if strange := [name for name, control in controls.items() if not isinstance(control, Control)]:
+        raise TypeError(f"The control {strange[0]!r} must be made by widgets.slider, player, menu or number.")
+    explorers.append(Explorer(make, alt, Figure((width, height), dpi=100, layout="constrained"), controls, remembers))
+
+
+class Page(anywidget.AnyWidget):
+    """What the page's side knows; it lives as long as the kernel and is never saved."""
+
+    _esm = Path(__file__).with_name("explorer.js")
+    _css = Path(__file__).with_name("explorer.css")
+    about = traitlets.Dict().tag(sync=True)
 
 
 class Explorer:
-    """What `explore` shows: controls, figure and caption."""
+    """What `explore` shows: the saved picture, and the page's side, which takes that picture's place."""
 
-    def __init__(self, make: Make, alt: Alt, figure: Figure, controls: dict[str, Widget]) -> None:
-        self.alt, self.figure, self.controls = alt, figure, controls
-        self.lock = threading.Lock()  # callbacks come on another thread than cells do
-        self.error: BaseException | None = None
-        self.canvas = figures.FigureCanvasAgg(figure)
+    def __init__(self, make: Make, alt: Alt, figure: Figure, controls: dict[str, Control], remembers: bool) -> None:
+        self.alt, self.controls, self.figure = alt, controls, figures.FigureCanvasAgg(figure).figure
+        self.lock = threading.Lock()  # what the page asks comes on another thread than cells do
         self.update = make(figure)
+        if not callable(self.update):
+            raise TypeError(f"make(figure) must return the function update(**values), not {self.update!r}.")
         self.background: Any = None
         self.moving: list[Artist] = []
-        self.caption = ipywidgets.HTML()
-        display(ipywidgets.VBox([*controls.values(), self.caption]))
-        bundle, metadata = self._draw()
-        self.handle = display(bundle, raw=True, metadata=metadata, display_id=True)
-        for control in controls.values():
-            control.observe(self._on_change, "value")
-
-    def _draw(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Draw the present values; return the picture as a MIME bundle and its metadata."""
-        values = {name: control.value for name, control in self.controls.items()}
-        moved = self.update(**values)
-        if moved is None or self.background is None:
-            self._draw_all(moved)
+        self.ahead: list[list[float]] = []
+        self.sent: collections.deque[list[float]] = collections.deque(maxlen=16)
+        self.timer: asyncio.TimerHandle | None = None
+        self.start = {name: control.start for name, control in controls.items()}
+        # The page finds the picture by its bytes: no two of one kernel may be equal.
+        png, text = self.draw(self.start, f"explorer {len(explorers)}")
+        url = "data:image/png;base64," + base64.b64encode(png).decode()
+        looks = [control.look() for control in controls.values()]
+        self.page = Page(about={"controls": looks, "picture": url, "alt": text, "keeps": not remembers})
+        self.page.on_msg(self._on_message)
+        if ISOLATED:
+            display(self.page)
         else:
-            self.canvas.restore_region(self.background)
-        for artist in self.moving:
-            self.figure.draw_artist(artist)
-        text = self.alt(**values)
-        self.caption.value = f'<p role="status" style="line-height:1.4">{html.escape(text)}</p>'
-        self.picture = figures.png(self.figure, compression=1)
-        return {"image/png": self.picture, "text/plain": text}, {"image/png": {"alt": text}}
+            display({"image/png": png, "text/plain": text}, raw=True, metadata={"image/png": {"alt": text}})
+
+    def draw(self, values: dict[str, Any], mark: str = "") -> tuple[bytes, str]:
+        """Return a setting's picture, with `mark` in the file, and its sentence. Raises what `update` and `alt` do."""
+        with self.lock:
+            try:
+                moved = self.update(**values)
+                if moved is None or self.background is None:
+                    self._draw_all(moved)
+                else:
+                    self.figure.canvas.restore_region(self.background)
+                for artist in self.moving:
+                    self.figure.draw_artist(artist)
+                png, text = figures.png(self.figure, compression=1, mark=mark), self.alt(**values)
+            except BaseException:
+                self.background = None  # an interrupt may have left anything on the canvas
+                raise
+        if len(png) > MAX_FRAME_BYTES:
+            raise ValueError(f"The picture takes {len(png):,} bytes, over {MAX_FRAME_BYTES:,}: make it smaller.")
+        return png, text
 
     def _draw_all(self, moved: Iterable[Artist] | None) -> None:
         for artist in self.moving:
@@ -109,90 +186,70 @@ class Explorer:
         self.moving = sorted(moved or (), key=Artist.get_zorder)
         for artist in self.moving:
             artist.set_animated(True)  # left out of the background
-        self.canvas.draw()
+        self.figure.canvas.draw()
         self.figure.set_layout_engine("none")  # nothing jumps from here on
-        self.background = self.canvas.copy_from_bbox(self.figure.bbox) if self.moving else None
+        self.background = self.figure.canvas.copy_from_bbox(self.figure.bbox) if self.moving else None
 
-    def _on_change(self, _change: Any) -> None:
-        with self.lock:
-            try:
-                bundle, metadata = self._draw()
-                self.error = None
-            except Exception as error:  # an error in a callback would vanish without a trace
-                self.error = error
-                lines = "".join(traceback.format_exception(error)[-3:])
-                self.caption.value = f'<pre role="alert" style="color:#B3261E">{html.escape(lines)}</pre>'
-                bundle, metadata = {"text/plain": f"This setting failed: {error!r}"}, {}
-            self.handle.update(bundle, raw=True, metadata=metadata)
+    def _on_message(self, _page: Page, message: dict[str, Any], _buffers: object) -> None:
+        self.ahead = message["near"]
+        if "at" in message:
+            self._answer(message["at"])
+        self._draw_ahead_after(0.005)
+
+    def _answer(self, at: list[float]) -> None:
+        try:
+            controls = zip(self.controls.items(), at, strict=True)
+            png, text = self.draw({name: control.value(place) for (name, control), place in controls})
+        except BaseException as error:  # raised here, it would vanish without a trace
+            self.page.send({"at": at, "error": "".join(traceback.format_exception(error)[-3:])})
+        else:
+            self.sent.append(at)
+            self.page.send({"at": at, "alt": text}, [png])
+
+    def _draw_ahead_after(self, seconds: float) -> None:
+        """Draw the next setting ahead in a turn of its own: what the page wants to show comes in between."""
+        if self.timer:
+            self.timer.cancel()
+        if self.ahead:
+            self.timer = asyncio.get_running_loop().call_later(seconds, self._draw_ahead)
+
+    def _draw_ahead(self) -> None:
+        if self.ahead and not cell_runs.is_set() and (at := self.ahead.pop(0)) not in self.sent:  # else on its way
+            self._answer(at)
+        self._draw_ahead_after(0.2 if cell_runs.is_set() else 0.001)
 
     def at(self, values: dict[str, Any]) -> bytes:
-        """Set controls and return the picture. Raises AssertionError if its callback failed."""
-        for name, value in values.items():
-            self.controls[name].value = value
-        if self.error:
-            raise AssertionError(f"Explorer {explorers.index(self)} failed at {values}.") from self.error
-        return self.picture
+        """Return the picture of a setting. Raises AssertionError if it cannot be drawn."""
+        try:
+            return self.draw(values)[0]
+        except Exception as error:
+            raise AssertionError(f"Explorer {explorers.index(self)} failed at {values}.") from error
+
+
+def cell_ended(_result: object) -> None:
+    """Let the pages drop what they keep: the cell may have changed what a figure shows."""
+    cell_runs.clear()
+    for explorer in explorers:
+        if explorer.sent:  # else its page never asked for anything
+            explorer.sent.clear()
+            explorer.page.send({"forget": True})
+
+
+if shell := get_ipython():
+    shell.events.register("pre_run_cell", lambda _info: cell_runs.set())
+    shell.events.register("post_run_cell", cell_ended)
 
 
 def check_extremes() -> None:
     """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
 
-    Raises AssertionError for a callback that failed and for a control that never changed the picture.
+    Raises AssertionError for a picture that cannot be drawn and for a control that never changed the picture.
     """
-    for number, explorer in enumerate(explorers):
-        start = {name: control.value for name, control in explorer.controls.items()}
-        ends = {name: _ends(control) for name, control in explorer.controls.items()}
-        for name, values in ends.items():
-            if len({explorer.at(start | {name: value}) for value in values}) < 2:
-                raise AssertionError(f"Control {name!r} of explorer {number} never changed the picture.")
-        for corner in itertools.product(*((values[0], values[-1]) for values in ends.values())):
+    for order, explorer in enumerate(explorers):
+        ends = {name: (control.values[0], control.values[-1]) for name, control in explorer.controls.items()}
+        for name, control in explorer.controls.items():
+            values = control.values if control.kind == "menu" else ends[name]
+            if len({explorer.at(explorer.start | {name: value}) for value in values}) < 2:
+                raise AssertionError(f"Control {name!r} of explorer {order} never changed the picture.")
+        for corner in itertools.product(*ends.values()):
             explorer.at(dict(zip(ends, corner, strict=True)))
-        explorer.at(start)
-
-
-def _ends(control: Widget) -> list[Any]:
-    if hasattr(control, "options"):
-        values = [value for _, value in control._options_full]
-        return [values[0], values[-1]] if isinstance(control, ipywidgets.SelectionSlider) else values
-    return [False, True] if isinstance(control.value, bool) else [control.min, control.max]
-
-
-class RunStopped(Exception):
-    """The reader stopped a run."""
-
-
-def record_button(chosen: Experiment, folder: Path | None = None) -> None:
-    """Show a button that runs the whole and renews the record; pressed again, it stops and keeps what it has."""
-    stored = records.read(chosen.id, folder)
-    minutes = sum(trial.seconds for trial in stored.trials) / 60 / devices.cores()
-    label = f"Run all {len(stored.trials):,} trials again"
-    start = ipywidgets.Button(description=label, tooltip=label, layout={"width": "max-content"})
-    status = ipywidgets.HTML(f"<p>About {minutes:.0f} minutes here. The record is replaced when all is done.</p>")
-    stop, running = threading.Event(), threading.Lock()
-
-    def tell(done: int, planned: int) -> None:
-        status.value = f'<p role="status">{done:,} of {planned:,} trials planned so far</p>'
-        if stop.is_set():
-            raise RunStopped
-
-    def work() -> None:
-        with running:
-            start.description = "Stop"
-            try:
-                records.execute(chosen, folder, tell)
-                text = "Done. Run the notebook again to see the new record."
-            except RunStopped:
-                text = "Stopped. The button goes on from here."
-            except Exception as error:  # in a thread it would vanish without a trace
-                text = f"It failed: {type(error).__name__}: {error}"
-            start.description, status.value = label, f'<p role="status">{text}</p>'
-            stop.clear()
-
-    def pressed(_: ipywidgets.Button) -> None:
-        if running.locked():
-            stop.set()
-        else:
-            threading.Thread(target=work, daemon=True).start()
-
-    start.on_click(pressed)
-    display(ipywidgets.VBox([start, status]))
