@@ -504,9 +504,7 @@ def test_other_formats_are_emulated():
 
 
 @pytest.mark.parametrize("compute", SIXTEEN)
-@pytest.mark.parametrize(
-    "make", [lambda: models.lenet((16, 16, 1)), lambda: models.resnet(width=4), lambda: models.rnn(8)]
-)
+@pytest.mark.parametrize("make", [lambda: models.lenet((16, 16, 1)), lambda: models.gru(8)])
 def test_a_policy_applies_to_every_kind_of_model(make, compute):
     model = Policy(compute=compute).apply(make())
     x = jax.random.uniform(KEY, (2, 12) if "recurrent" in model.init(KEY) else (2, 16, 16, 1))
