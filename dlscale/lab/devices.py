@@ -61,22 +61,18 @@ def emulate(count: int) -> list[jax.Device]:
     count = checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
-    return _first(count)
-
-
-def mesh(count: int | None = None) -> jax.sharding.Mesh:
-    """A mesh of `count` devices (default: all), its axis "workers", for `jax.shard_map`. DeviceError if too few."""
-    found = jax.devices() if count is None else _first(checks.whole("The number of devices", count))
-    return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
-
-
-def _first(count: int) -> list[jax.Device]:
     have = jax.devices()
     if len(have) < count:
         line = f"dlscale.lab.devices.emulate({count})"
         advice = f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
         raise DeviceError(f"{count} devices asked, but JAX has already started with {len(have)}. {advice}")
     return have[:count]
+
+
+def mesh(count: int | None = None) -> jax.sharding.Mesh:
+    """A mesh of `count` devices (default: all) for `jax.shard_map`, its axis "workers". Raises as `emulate` does."""
+    found = jax.devices() if count is None else emulate(count)
+    return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
 
 
 def connect(

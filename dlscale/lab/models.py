@@ -89,15 +89,13 @@ def build(name: str, dataset: Dataset, **options: Any) -> Model:
     `options` are those of the model; by default an mlp has `hidden` layers (128, 128).
     Raises ValueError for an unknown name and for examples that the model cannot take.
     """
-    shape, options = dataset.x_train.shape[1:], {"classes": len(dataset.classes), **options}
-    checks.known("model", name, ("mlp", "lenet", "gru"))
-    if name == "mlp":
-        return mlp((math.prod(shape), *options.pop("hidden", (128, 128)), options.pop("classes")), **options)
-    if name == "gru":
-        return gru(features=shape[-1] if len(shape) > 1 else 1, **options)
-    if len(shape) != 3:
-        raise ValueError(f"{name} needs images (height, width, channels), not examples of shape {shape}.")
-    return lenet(shape=shape, **options)
+    shape, classes = dataset.x_train.shape[1:], len(dataset.classes)
+    makers = {
+        "mlp": lambda hidden=(128, 128), **options: mlp((math.prod(shape), *hidden, classes), **options),
+        "lenet": functools.partial(lenet, shape, classes),
+        "gru": functools.partial(gru, features=math.prod(shape[1:]), classes=classes),
+    }
+    return makers[checks.known("model", name, makers)](**options)
 
 
 @_same_model
@@ -128,8 +126,8 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
     `shape` is (height, width, channels). Raises ValueError for images of less than 16×16 pixels.
     """
     sides = [((side - 4) // 2 - 4) // 2 for side in shape[:2]]
-    if min(sides) < 1:
-        raise ValueError(f"lenet needs images of at least 16×16 pixels, not {shape[0]}×{shape[1]}.")
+    if len(shape) != 3 or min(sides) < 1:
+        raise ValueError(f"lenet needs images (height, width, channels) of at least 16×16 pixels, not {shape}.")
     sizes = {"conv1": (5, 5, shape[2], 6), "conv2": (5, 5, 6, 16)}
     sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84), "output": (84, classes)}
     layers = dict.fromkeys(("conv1", "conv2"), conv(pool=True, padding="VALID"))
@@ -199,14 +197,14 @@ def dense(activation: str = "linear") -> Layer:
 
 
 @functools.cache
-def conv(pool: bool = False, padding: str = "SAME", activation: str = "relu") -> Layer:
-    """A convolution of images (examples, height, width, in), max-pooled if `pool`; w is (k, k, in, out)."""
+def conv(pool: bool = False, padding: str = "SAME") -> Layer:
+    """A convolution of images (examples, height, width, in) and ReLU, max-pooled if `pool`; w is (k, k, in, out)."""
 
     def compute(own: Params, x: Array) -> Array:  # pooling first: max and ReLU commute, and ReLU then has less to do
         x = conv2d(x, own["w"], padding=padding)
         return (max_pool(x) if pool else x) + own["b"]
 
-    return Layer(compute, _activation(activation))
+    return Layer(compute, jax.nn.relu)
 
 
 def conv2d(x: Array, w: Array, padding: str = "SAME") -> Array:
