@@ -484,7 +484,7 @@ def test_other_formats_are_emulated():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: models.lenet((16, 16, 1)), lambda: models.resnet(width=4), lambda: models.rnn(8)]
+    "make", [lambda: models.lenet((16, 16, 1)), lambda: models.resnet(width=4), lambda: models.gru(8)]
 )
 def test_a_policy_applies_to_every_kind_of_model(make):
     rng, plain = np.random.default_rng(0), make()

@@ -26,18 +26,25 @@ def equal(a, b):
 def test_fit_equals_a_plain_loop_over_the_same_batches():
     """One epoch in the stored order, step by step with optax."""
     run = train.fit(NET, SMALL, optax.adam, batch_size=32, epochs=1, shuffle=False, learning_rate=0.01)
-    params = NET.init(jax.random.fold_in(jax.random.key(0), 0))
     optimizer = optax.adam(0.01)
-    memory, losses = optimizer.init(params), []
-    for start in range(0, 320, 32):
-        x, y = SMALL.x_train[start : start + 32], SMALL.y_train[start : start + 32]
 
-        def objective(params, x=x, y=y):
+    @jax.jit
+    def start():
+        params = NET.init(jax.random.fold_in(jax.random.key(0), 0))
+        return params, optimizer.init(params)
+
+    @jax.jit
+    def step(params, memory, x, y):
+        def objective(params):
             return optax.softmax_cross_entropy_with_integer_labels(NET.apply(params, x), y).mean()
 
         loss, gradient = jax.value_and_grad(objective)(params)
         updates, memory = optimizer.update(gradient, memory, params)
-        params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), memory, loss
+
+    (params, memory), losses = start(), []
+    for rows in np.arange(320).reshape(10, 32):
+        params, memory, loss = step(params, memory, SMALL.x_train[rows], SMALL.y_train[rows])
         losses.append(loss)
     np.testing.assert_allclose(run.history.loss, losses, rtol=1e-5)
     for ours, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(params), strict=True):
@@ -48,21 +55,24 @@ def test_history_has_every_step_and_every_evaluation():
     run = train.fit(NET, SMALL, optax.sgd, **BUDGET, eval_every=2, learning_rate=0.1)
     assert run.history.loss.shape == run.history.accuracy.shape == (40,)
     assert run.history.test_loss.shape == run.history.test_accuracy.shape == (2,)
-    assert run.history.evaluated_at.tolist() == [20, 40]
     loss, accuracy = train.evaluate(NET, run.params, SMALL.x_test, SMALL.y_test)
     assert run.history.test_loss[-1] == pytest.approx(float(loss), rel=1e-5)
     assert run.history.test_accuracy[-1] == pytest.approx(float(accuracy))
 
 
-@pytest.mark.parametrize("count", [1, 499, 500, 501, 1000, 1234])
-def test_evaluate_counts_every_example_once(count):
+@pytest.fixture(scope="module")
+def logits():
+    """Of 1,234 examples, with the parameters of the key 0."""
+    return np.asarray(jax.jit(NET.apply)(NET.init(jax.random.key(0)), np.resize(SIGNALS.x_test, (1234, 40))))
+
+
+@pytest.mark.parametrize("count", [1, 500, 501, 1234])
+def test_evaluate_counts_every_example_once(count, logits):
     x, y = np.resize(SIGNALS.x_test, (count, 40)), np.resize(SIGNALS.y_test, count)
-    params = NET.init(jax.random.key(0))
-    logits = NET.apply(params, x)
-    loss, accuracy = train.evaluate(NET, params, x, y)
-    assert float(accuracy) == pytest.approx(float((logits.argmax(1) == y).mean()), abs=1e-6)
-    expected = optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    loss, accuracy = jax.jit(lambda params: train.evaluate(NET, params, x, y))(NET.init(jax.random.key(0)))
+    assert float(accuracy) == pytest.approx((logits[:count].argmax(1) == y).mean(), abs=1e-6)
+    expected = np.log(np.exp(logits[:count]).sum(1)) - logits[np.arange(count), y]
+    assert float(loss) == pytest.approx(expected.mean(), rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not():
@@ -97,21 +107,11 @@ def test_a_sweep_is_fit_for_every_setting_bit_for_bit():
         NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.05, 0.1], momentum=[0.0, 0.5, 0.9], seed=range(2),
         keep_params=True,
     )  # fmt: skip
-    assert sweep.axes == {"learning_rate": (0.05, 0.1), "momentum": (0.0, 0.5, 0.9), "seed": (0, 1)}
     assert sweep.history.loss.shape == (2, 3, 2, 40)
-    assert sweep.history.evaluated_at.tolist() == [10, 20, 30, 40]
     for i, j, k in [(0, 0, 0), (1, 2, 1), (0, 1, 1)]:
-        run = train.fit(
-            NET,
-            SMALL,
-            optax.sgd,
-            **BUDGET,
-            learning_rate=[0.05, 0.1][i],
-            momentum=[0.0, 0.5, 0.9][j],
-            seed=k,
-        )
-        one = jax.tree.map(lambda leaf, i=i, j=j, k=k: leaf[i, j, k], (sweep.params, sweep.history[:4]))
-        assert equal(one, (run.params, run.history[:4]))
+        setting = {"learning_rate": [0.05, 0.1][i], "momentum": [0.0, 0.5, 0.9][j], "seed": k}
+        run = train.fit(NET, SMALL, optax.sgd, **BUDGET, **setting)
+        assert equal(jax.tree.map(lambda leaf, i=i, j=j, k=k: leaf[i, j, k], sweep), run)
 
 
 def test_new_values_seeds_and_grid_sizes_compile_nothing(monkeypatch):
@@ -128,18 +128,37 @@ def test_new_values_seeds_and_grid_sizes_compile_nothing(monkeypatch):
     train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.5, seed=9)
 
 
+def test_other_test_sets_and_batch_sizes_compile_only_what_they_change():
+    def programs():
+        return train._scan._cache_size(), train._start._cache_size(), train._test._cache_size()
+
+    def found(dataset, batch_size):
+        before = programs()
+        train.fit(NET, dataset, momentum, **BUDGET | {"batch_size": batch_size}, learning_rate=0.1)
+        return tuple(np.subtract(programs(), before))
+
+    def momentum(learning_rate):
+        return optax.sgd(learning_rate, 0.9)
+
+    train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
+    assert found(SMALL, 32) == (1, 1, 0)
+    assert found(dataclasses.replace(SMALL, x_test=SMALL.x_test[:9], y_test=SMALL.y_test[:9]), 32) == (0, 0, 1)
+    assert found(SMALL, 64) == (1, 0, 0)
+
+
 def test_a_sweep_is_smaller_in_parallel_when_memory_would_not_do(monkeypatch):
-    task = train._Task(NET, SMALL, optax.sgd, 32, 4, loss="squared")
-    shapes = tuple((array.shape, array.dtype.name) for array in task.data)
-    program = train._executable(task.training, ("learning_rate",), (4, 1), shapes)
+    asked = []
+
+    def one_by_one(function, jobs, workers, _):
+        asked.append(workers)
+        return [function(*job) for job in jobs]
+
+    monkeypatch.setattr(train.devices, "side_by_side", one_by_one)
     monkeypatch.setattr(train.devices, "cores", lambda: 64)
-    assert train._workers(program) == 64
-    used = program.memory_analysis()
-    each = used.temp_size_in_bytes + used.output_size_in_bytes
-    monkeypatch.setattr(train.devices, "memory", lambda: train.devices.Memory(10 * each, 6 * each))
-    assert train._workers(program) == 3
-    monkeypatch.setattr(train.devices, "memory", lambda: train.devices.Memory(10, 0))
-    assert train._workers(program) == 1
+    for free in (2**40, 2**20, 0):
+        monkeypatch.setattr(train.devices, "memory", lambda free=free: train.devices.Memory(2**40, free))
+        train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1, seed=0)
+    assert asked[0] == 64 and 1 < asked[1] < 64 and asked[2] == 1
 
 
 def test_a_diverging_fit_stops_and_names_step_and_setting():
@@ -164,37 +183,20 @@ def test_a_diverging_run_of_a_sweep_is_marked_and_the_others_go_on():
     assert np.isfinite(sweep.history.loss[0]).all()
 
 
-def test_an_interrupt_stops_the_sweep_and_leaves_it_usable(monkeypatch):
-    calls = []
-
-    def interrupted(jobs):
-        calls.append(len(list(jobs)))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "as_completed", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1] * 50)
-    assert calls == [250]
-    assert np.isfinite(train.sweep(NET, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1]).history.loss).all()
-
-
 def test_data_too_large_to_copy_give_the_same_bits(monkeypatch):
     copied = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
     monkeypatch.setattr(train, "COPY_AT_MOST", 0)
-    train._training.cache_clear()
-    gathered = train.fit(NET, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
-    train._training.cache_clear()
-    assert equal(copied, gathered)
+    another = models.Model(NET.init, NET.layers)  # for which nothing is compiled yet
+    assert equal(copied, train.fit(another, SMALL, optax.sgd, **BUDGET, learning_rate=0.1))
 
 
-@pytest.mark.parametrize("count", [1, 2, 330, 4000, 8192, 8193])
+@pytest.mark.parametrize("count", [1, 330, 8192, 8193])
 def test_a_permutation_holds_every_number_once_and_none_is_favoured(count):
-    orders = jax.vmap(lambda key: train._permutation(key, count))(jax.random.split(jax.random.key(0), 200))
-    assert (jnp.sort(orders, axis=1) == jnp.arange(count)).all()
-    if count > 1:
-        first = np.asarray(orders[:, 0]) / (count - 1)
-        assert abs(first.mean() - 0.5) < 4 * 0.5 / np.sqrt(200)
+    keys = jax.random.split(jax.random.key(0), 200 if count == 330 else 10)
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: train._permutation(key, count)))(keys))
+    assert (np.sort(orders, axis=1) == np.arange(count)).all()
+    if count == 330:
+        assert abs((orders[:, 0] / (count - 1)).mean() - 0.5) < 4 * 0.5 / np.sqrt(200)
 
 
 def test_the_loss_may_be_named_or_given():
@@ -220,7 +222,6 @@ def test_tune_keeps_tuning_and_testing_apart():
     assert not tuned.at_edge
     assert tuned.scores.shape == (3, 3)
     assert tuned.failed.tolist() == [[False] * 3, [False] * 3, [True] * 3]
-    assert str(tuned) == "best learning_rate 0.1; 3 of 9 runs failed"
     held_out = data.validation_split(SMALL, 0.25)
     one = train.fit(NET, held_out, optax.sgd, **BUDGET, learning_rate=0.1, seed=6)
     assert tuned.scores[1, 1] == one.history.test_accuracy[-1] == tuned.validation.history.test_accuracy[1, 1, -1]
@@ -228,7 +229,7 @@ def test_tune_keeps_tuning_and_testing_apart():
                     learning_rate=0.1, seed=2)  # fmt: skip
     assert equal(jax.tree.map(lambda leaf: leaf[2], tuned.test.history), run.history)
     narrow = train.tune(train.fits(NET, SMALL, optax.sgd, **BUDGET), learning_rate=[0.01, 0.1])
-    assert narrow.at_edge and str(narrow) == "best learning_rate 0.1 (at the edge of the grid)"
+    assert narrow.at_edge
 
 
 def test_tune_asks_for_the_whole_grid_then_for_the_best_setting():
@@ -280,8 +281,8 @@ def count(state, amount, factor):
     return state + factor * amount, state
 
 
-def looked(state, factor):
-    return {"state": state, "factor": factor}
+def looked(state):
+    return {"state": state}
 
 
 def test_run_is_a_scan_whatever_the_size_of_its_pieces():
@@ -327,8 +328,11 @@ def test_batch_norm_is_judged_with_the_statistics_of_the_training_set():
     net = models.mlp((40, 16, 10), norm="batch")
     run = train.fit(net, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
     assert set(run.params["norm1"]) == {"scale", "shift"}
-    frozen = models.freeze(net, run.params, SMALL.x_train)
-    one_by_one = [net.apply(frozen, SMALL.x_test[i : i + 1]).argmax() for i in range(len(SMALL.x_test))]
+    frozen, apply = (
+        jax.jit(lambda params, x: models.freeze(net, params, x))(run.params, SMALL.x_train),
+        jax.jit(net.apply),
+    )
+    one_by_one = [apply(frozen, SMALL.x_test[i : i + 1]).argmax() for i in range(len(SMALL.x_test))]
     assert run.history.test_accuracy[-1] == pytest.approx(np.mean(np.array(one_by_one) == SMALL.y_test))
     swept = train.sweep(net, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1], seed=[0]).history.test_accuracy[0, 0]
     np.testing.assert_array_equal(swept, run.history.test_accuracy)
@@ -364,7 +368,7 @@ def test_an_empty_grid_is_refused(empty):
 
 
 def test_a_model_for_other_classes_and_a_setting_for_a_ready_made_optimizer_are_refused():
-    with pytest.raises(ValueError, match="5 outputs, but mnist1d has 10 classes"):
+    with pytest.raises(ValueError, match="5 outputs, but the data set has 10 classes"):
         train.fit(models.mlp((40, 5)), SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
     with pytest.raises(ValueError, match="ready made"):
         train.fit(NET, SMALL, optax.sgd(0.1), **BUDGET, learning_rate=0.1)
@@ -380,29 +384,29 @@ def test_convolutions_train_too():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to itself")
-@pytest.mark.parametrize(
-    "start",
-    [
-        "train.fit(*long, learning_rate=0.1, **budget | {'epochs': 10**6})",
-        "train.sweep(*long, learning_rate=[0.1] * 20_000, **budget)",
-    ],
-)
-def test_a_real_interrupt_ends_training_soon_and_the_next_run_works(start):
-    code = f"""
-import os, signal, threading
+def test_a_real_interrupt_ends_training_soon_and_the_next_run_works():
+    code = """
+import gc, os, signal, threading
 import optax
 from dlscale.lab import data, models, train
 long = (models.mlp((40, 64, 10)), data.load("mnist1d"), optax.sgd)
 budget = dict(batch_size=32, epochs=100, progress=False)
-train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1)
-train.sweep(*long, learning_rate=0.1, seed=0, **budget)
-threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-try:
-    {start}
-    print("it ran to its end, which takes hours")
-except KeyboardInterrupt:
-    print("interrupted")
-print("next run", train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1).history.test_accuracy.shape)
+
+def next_run():
+    return train.fit(*long, learning_rate=0.1, batch_size=32, epochs=1).history.test_accuracy.shape
+
+next_run()
+gc.disable()  # an interrupt that comes while JAX's own callback of the collector runs is lost
+for start in (
+    lambda: train.fit(*long, learning_rate=0.1, **budget | {"epochs": 10**6}),
+    lambda: train.sweep(*long, learning_rate=[0.1] * 20_000, **budget),
+):
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    try:
+        start()
+        print("it ran to its end, which takes hours")
+    except KeyboardInterrupt:
+        print("interrupted, then", next_run())
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
-    assert result.stdout.splitlines() == ["interrupted", "next run (1,)"], result.stderr
+    assert result.stdout.splitlines() == ["interrupted, then (1,)"] * 2, result.stderr

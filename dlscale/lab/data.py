@@ -12,25 +12,22 @@ import functools
 import gzip
 import hashlib
 import http.client
-import math
 import os
 import tarfile
 import time
 import tomllib
 import urllib.request
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-from urllib.error import HTTPError
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from dlscale.lab import checks
 
-ATTEMPTS = 4  # for a file
-BACK_OFF_SECONDS = 1.0  # before the second attempt; doubled before each further one
+PAUSES = (0, 1, 2, 4)  # seconds before each attempt at a file
 TIMEOUT_SECONDS = 30.0
 
 DAMAGE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged archive raises
@@ -74,7 +71,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     arXiv:2011.14439), "mnist1d_fresh" (the same training set, 4,000 other test examples) and "digits" (1,437,
     360; Alpaydin & Kaynak 1998).
     After `download`: "fashion_mnist" (60,000, 10,000) and "cifar10" (50,000, 10,000).
-    With `folder`: "mnist" and "fashion_mnist" from IDX files, "cifar10" from its binary batches or archive.
+    With `folder`: "mnist" and "fashion_mnist" from IDX files, "cifar10" from its binary archive.
 
     Raises ValueError for an unknown name or a damaged file, FileNotFoundError for a missing one.
     """
@@ -87,10 +84,9 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     if name in REMOTES:
         advice += f", or fetch them ({sum(file.size for file in REMOTES[name]) / 1e6:.0f} MB): data.download({name!r})"
     try:
-        arrays = _READERS[name](downloads_folder() / name if folder is None else Path(folder).expanduser())
+        return _dataset(name, *_READERS[name](Path(folder or downloads_folder() / name).expanduser()))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} {advice}.") from None
-    return _dataset(name, arrays)
 
 
 def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> Dataset:
@@ -108,9 +104,8 @@ def validation_split(dataset: Dataset, fraction: float = 0.2, seed: int = 0) -> 
         held_out[members[: round(fraction * len(members))]] = True
     if held_out.all() or not held_out.any():
         raise ValueError(f"fraction={fraction!r} of {len(held_out)} examples leaves no example on one side.")
-    x, y = dataset.x_train, dataset.y_train
-    arrays = {"x_train": x[~held_out], "y_train": y[~held_out], "x_test": x[held_out], "y_test": y[held_out]}
-    return replace(dataset, name=f"{dataset.name}_validation", **_read_only(arrays))
+    parts = [array[rows] for rows in (~held_out, held_out) for array in (dataset.x_train, dataset.y_train)]
+    return Dataset(f"{dataset.name}_validation", *_read_only(parts), dataset.classes)
 
 
 def table(name: str) -> list[dict[str, str | float | None]]:
@@ -162,30 +157,27 @@ def _load_committed(name: str, folder: Path) -> Dataset:
     if f"{_sha256(path)}  {path.name}" not in (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in SHA256SUMS. {repair}")
     with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
-    if name == "mnist1d_fresh":
-        arrays |= {"x_test": arrays["x_fresh"], "y_test": arrays["y_fresh"]}
-    return _dataset(name, arrays)
+        test = "fresh" if name == "mnist1d_fresh" else "test"
+        return _dataset(name, file["x_train"], file["y_train"], file[f"x_{test}"], file[f"y_{test}"])
 
 
-def _dataset(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
-    classes = CLASSES[name]
-    ready = {}
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+def _dataset(name: str, *arrays: np.ndarray) -> Dataset:
+    """Of x_train, y_train, x_test, y_test as they are stored."""
+    classes, ready = CLASSES[name], []
+    for part, x, y in zip(("train", "test"), arrays[::2], arrays[1::2], strict=True):
         if len(x) != len(y) or not len(x):
             raise ValueError(f"The {part} files of {name!r} do not fit: {len(x)} images, {len(y)} labels.")
         if y.max() >= len(classes):
             raise ValueError(f"{name!r} has {len(classes)} classes, but a {part} label is {y.max()}.")
         if x.dtype == np.uint8:
             x = np.divide(x if x.ndim == 4 else x[..., None], _SETS[name]["brightest"], dtype=np.float32, order="C")
-        ready |= {f"x_{part}": x, f"y_{part}": y.astype(np.int32)}
-    return Dataset(name=name, classes=classes, **_read_only(ready))
+        ready += [x, y.astype(np.int32)]
+    return Dataset(name, *_read_only(ready), classes)
 
 
-def _read_only(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _read_only(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Data sets are shared by all cells of a notebook: one that writes into them would spoil the others."""
-    for array in arrays.values():
+    for array in arrays:
         array.setflags(write=False)
     return arrays
 
@@ -199,11 +191,11 @@ def _value(cell: str) -> str | float | None:
 
 # Original files in a folder
 
+KINDS = {"images": 3, "labels": 1}  # axes of an IDX file
 
-def _read_idx_folder(folder: Path) -> dict[str, np.ndarray]:
-    files = {"x_train": ("train-images", 3), "y_train": ("train-labels", 1)}
-    files |= {"x_test": ("t10k-images", 3), "y_test": ("t10k-labels", 1)}
-    return {array: _read_idx(folder, *file) for array, file in files.items()}
+
+def _read_idx_folder(folder: Path) -> list[np.ndarray]:
+    return [_read_idx(folder, f"{part}-{kind}", axes) for part in ("train", "t10k") for kind, axes in KINDS.items()]
 
 
 def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
@@ -214,39 +206,27 @@ def _read_idx(folder: Path, stem: str, axes: int) -> np.ndarray:
         raise FileNotFoundError(f"{folder} has none of {', '.join(names)}.")
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except DAMAGE as error:
+        magic, *shape = np.frombuffer(content, ">u4", 1 + axes).tolist()
+        if magic != 0x800 + axes:
+            raise ValueError(f"it is no IDX file of bytes with {axes} dimension(s)")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (*DAMAGE, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}). Fetch it again.") from None
-    header = 4 + 4 * axes
-    if len(content) < header or content[:4] != bytes([0, 0, 8, axes]):
-        raise ValueError(f"{path} is not an IDX file of bytes with {axes} dimension(s). Fetch it again.")
-    shape = np.frombuffer(content, ">u4", count=axes, offset=4).tolist()
-    if math.prod(shape) != len(content) - header:
-        raise ValueError(f"{path} is damaged: {len(content)} bytes for shape {shape}. Fetch it again.")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def _read_cifar_folder(folder: Path) -> dict[str, np.ndarray]:
-    """Read records of 1 label byte and 3 × 32 × 32 colour bytes, from the batches or their archive."""
-    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    archive = folder / "cifar-10-binary.tar.gz"
-    files = [path for inner in (".", "cifar-10-batches-bin") for path in (folder / inner).glob("*_batch*.bin")]
-    contents = {path.name: path.read_bytes() for path in files}
-    if archive.is_file() and not contents.keys() >= set(names):
-        try:
-            with tarfile.open(archive, "r:gz") as tar:
-                contents = {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
-        except DAMAGE as error:
-            raise ValueError(f"{archive} is damaged ({error}). Fetch it again.") from None
-    arrays = {}
-    for name in names:
-        if name not in contents:
-            raise FileNotFoundError(f"{folder} has no {name}, nor a complete {archive.name}.")
-        if not contents[name] or len(contents[name]) % 3073:
-            raise ValueError(f"{name} in {folder} is damaged: {len(contents[name])} bytes, not records of 3,073.")
-    for part, chosen in (("train", names[:5]), ("test", names[5:])):
-        records = np.frombuffer(b"".join(contents[name] for name in chosen), np.uint8).reshape(-1, 3073)
-        arrays[f"x_{part}"] = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        arrays[f"y_{part}"] = records[:, 0]
+def _read_cifar_folder(folder: Path) -> list[np.ndarray]:
+    """Read the archive's records of 1 label byte and 3 × 32 × 32 colour bytes."""
+    archive, arrays = folder / "cifar-10-binary.tar.gz", []
+    if not archive.is_file():
+        raise FileNotFoundError(f"{folder} has no {archive.name}.")
+    try:
+        with tarfile.open(archive) as tar:
+            files = {Path(member.name).name: tar.extractfile(member).read() for member in tar if member.isfile()}
+        for names in ([f"data_batch_{number}.bin" for number in range(1, 6)], ["test_batch.bin"]):
+            records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 3073)
+            arrays += [records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]]
+    except (*DAMAGE, ValueError, KeyError) as error:
+        raise ValueError(f"{archive} is damaged ({error}). Fetch it again.") from None
     return arrays
 
 
@@ -261,9 +241,8 @@ def _fetch(file: RemoteFile, target: Path) -> None:
     if target.is_file() and _sha256(target) == file.sha256:
         return
     part = target.with_name(f"{target.name}.part")
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            time.sleep(BACK_OFF_SECONDS * 2 ** (attempt - 1))
+    for pause in PAUSES:
+        time.sleep(pause)
         try:
             _append(file, part)
             if _sha256(part) == file.sha256:
@@ -273,7 +252,7 @@ def _fetch(file: RemoteFile, target: Path) -> None:
             failure = "the content is not that of the known file: its SHA-256 differs"
         except (OSError, http.client.HTTPException) as error:
             failure = str(error)
-            if isinstance(error, HTTPError) and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 part.unlink()  # the server's file is shorter than what is here: they cannot be the same
     kept = f"{part.stat().st_size / 1e6:.1f} of {file.size / 1e6:.1f} MB are kept. " if part.is_file() else ""
     advice = "Call data.download again later, or give a folder that has the files: data.load(…, folder=…)."
@@ -287,15 +266,14 @@ def _append(file: RemoteFile, part: Path) -> None:
         return
     headers = {"Range": f"bytes={start}-"} if start else {}
     request = urllib.request.Request(f"{file.address}/{file.name}", headers=headers)
-    response = urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
-    resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-    progress = tqdm(total=file.size, initial=start * resumed, unit="B", unit_scale=True, desc=file.name)
-    with response, progress, part.open("ab" if resumed else "wb") as out:
-        while chunk := response.read(min(1 << 16, file.size - out.tell())):
-            out.write(chunk)
-            progress.update(len(chunk))
-        if out.tell() < file.size:
-            raise ConnectionError("the connection ended early")
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+        progress = {"total": file.size, "initial": start * resumed, "desc": file.name}
+        with part.open("ab" if resumed else "wb") as out, tqdm.wrapattr(response, "read", **progress) as body:
+            while chunk := body.read(min(1 << 16, file.size - out.tell())):
+                out.write(chunk)
+            if out.tell() < file.size:
+                raise ConnectionError("the connection ended early")
 
 
 def _sha256(path: Path) -> str:

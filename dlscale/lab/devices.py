@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import psutil
+from tqdm.auto import tqdm
 
 from dlscale.lab import checks, jax_internals
 
@@ -51,10 +52,6 @@ class DeviceError(RuntimeError):
     """JAX was started in a way that cannot serve what is asked; the message says which line must come first."""
 
 
-def _restart(line: str) -> str:
-    return f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
-
-
 def emulate(count: int) -> list[jax.Device]:
     """Let JAX see `count` devices on this processor, and return them.
 
@@ -64,24 +61,18 @@ def emulate(count: int) -> list[jax.Device]:
     count = checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
-    return _first(count)
-
-
-def mesh(count: int | None = None, axis_name: str = "workers") -> jax.sharding.Mesh:
-    """A one-dimensional mesh of `count` devices (default: all) for `jax.shard_map`. Raises DeviceError if too few."""
-    count = len(jax.devices()) if count is None else checks.whole("The number of devices", count)
-    return jax.make_mesh((count,), (axis_name,), axis_types=(jax.sharding.AxisType.Auto,), devices=_first(count))
-
-
-def _first(count: int) -> list[jax.Device]:
     have = jax.devices()
     if len(have) < count:
-        advice = _restart(f"dlscale.lab.devices.emulate({count})")
+        line = f"dlscale.lab.devices.emulate({count})"
+        advice = f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
         raise DeviceError(f"{count} devices asked, but JAX has already started with {len(have)}. {advice}")
     return have[:count]
 
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+def mesh(count: int | None = None) -> jax.sharding.Mesh:
+    """A mesh of `count` devices (default: all) for `jax.shard_map`, its axis "workers". Raises as `emulate` does."""
+    found = jax.devices() if count is None else emulate(count)
+    return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
 
 
 def connect(
@@ -93,7 +84,7 @@ def connect(
     come from the environment: DLSCALE_COORDINATOR, DLSCALE_PROCESSES, DLSCALE_PROCESS. Process 0 listens on the
     coordinator's own address only, and all listen on loopback only if that does: a group on "127.0.0.1:PORT" is out of
     reach for other machines, and so is one on "[::1]:PORT".
-    Raises ValueError for a missing or impossible setting, DeviceError when JAX has started already.
+    Raises ValueError for a missing or impossible setting; JAX raises RuntimeError when it has started already.
     """
     address = str(_setting("coordinator", coordinator))
     size = checks.whole("processes", _setting("processes", processes))
@@ -101,13 +92,8 @@ def connect(
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
-    try:
-        jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
-    except RuntimeError as error:
-        if "must be called before" not in str(error):
-            raise
-        raise DeviceError("JAX has already started by itself. " + _restart("dlscale.lab.devices.connect(…)")) from None
-    if host in LOOPBACK:
+    jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
+    if host in ("127.0.0.1", "localhost", "[::1]"):
         jax_internals.listen_on(host.strip("[]"))
     return rank, size
 
@@ -129,13 +115,16 @@ def cores() -> int:
     return allowed
 
 
-def side_by_side(function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) -> list[Any]:
+def side_by_side(
+    function: Callable[..., Any], jobs: Iterable[Sequence[Any]], workers: int | None = None, progress: str = ""
+) -> list[Any]:
     """[function(*job) for job in jobs], one job a core. Results come as NumPy arrays where they were JAX's.
 
     A small network keeps one core busy; compiled programs of several run at the same time. When a job raises, or the
-    cell is interrupted, what has not begun never does.
+    cell is interrupted, what has not begun never does. `workers`: how many at a time, if not one a core. `progress`:
+    the title of a progress bar.
     """
-    stop = threading.Event()
+    stop, jobs = threading.Event(), list(jobs)
 
     def one(job: Sequence[Any]) -> Any:
         if stop.is_set():
@@ -146,9 +135,10 @@ def side_by_side(function: Callable[..., Any], jobs: Iterable[Sequence[Any]]) ->
             stop.set()
             raise
 
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(workers or cores()) as pool:
         try:
-            return list(pool.map(one, jobs))
+            done = pool.map(one, jobs)
+            return list(tqdm(done, desc=progress, total=len(jobs), delay=1, leave=False, disable=not progress))
         finally:
             stop.set()
 
@@ -187,11 +177,10 @@ def report() -> list[Finding]:
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     seen, problem = child.stdout.strip(), child.stderr.strip()[-200:]
     shut_down = "A notebook needs up to 1 GiB: Kernel > Shut Down All Kernels, then start again."
-    lines = [
-        ("Python", platform.python_version(), sys.version_info >= (3, 11), "Install Python 3.11."),
-        ("packages", versions, True, ""),
-        ("cores", str(cores()), cores() > 1, "It works, in about twice the time a notebook names."),
-        ("free memory", f"{free:.1f} of {total:.1f} GiB", free >= 1, shut_down),
-        ("emulated devices", seen or "none", seen == "8", f"Notebooks on parallelism need them. {problem}"),
+    return [
+        Finding("Python", platform.python_version()),
+        Finding("packages", versions),
+        Finding("cores", str(cores()), "" if cores() > 1 else "It works, in about twice the time a notebook names."),
+        Finding("free memory", f"{free:.1f} of {total:.1f} GiB", "" if free >= 1 else shut_down),
+        Finding("emulated devices", seen or "none", "" if seen == "8" else f"Parallelism needs them. {problem}"),
     ]
-    return [Finding(item, found, "" if enough else advice) for item, found, enough, advice in lines]

@@ -31,13 +31,13 @@ ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid,
 class Layer:
     """`layer(own, x)` is the activation of compute(own, x), with the layer's own parameters: a dict of arrays.
 
-    x and the result have the examples as their first axis (but between the layers of an `rnn`). Layers that compute
-    the same are equal. `measure(own, x)`, where there is batch norm, gives its `Statistics` where `freeze` puts them.
+    x and the result have the examples as their first axis (but between the layers of a `gru`). Layers that compute
+    the same are equal. `measure(x)`, where the layer is a batch norm, gives the `Statistics` that `freeze` keeps.
     """
 
     compute: Callable[[Params, Array], Array]
     activation: Callable[[Array], Array] = ACTIVATIONS["linear"]
-    measure: Callable[[Params, Array], Params] | None = None
+    measure: Callable[[Array], Statistics] | None = None
 
     def __call__(self, own: Params, x: Array) -> Array:
         return self.activation(self.compute(own, x))
@@ -84,20 +84,18 @@ def _same_model(make: Callable[..., Model]) -> Callable[..., Model]:
 
 
 def build(name: str, dataset: Dataset, **options: Any) -> Model:
-    """The model called `name` ("mlp", "lenet", "resnet", "rnn") with the inputs and classes of `dataset`.
+    """The model called `name` ("mlp", "lenet", "gru") with the inputs and classes of `dataset`.
 
     `options` are those of the model; by default an mlp has `hidden` layers (128, 128).
     Raises ValueError for an unknown name and for examples that the model cannot take.
     """
-    shape, options = dataset.x_train.shape[1:], {"classes": len(dataset.classes), **options}
-    checks.known("model", name, ("mlp", "lenet", "resnet", "rnn"))
-    if name == "mlp":
-        return mlp((math.prod(shape), *options.pop("hidden", (128, 128)), options.pop("classes")), **options)
-    if name == "rnn":
-        return rnn(features=shape[-1] if len(shape) > 1 else 1, **options)
-    if len(shape) != 3:
-        raise ValueError(f"{name} needs images (height, width, channels), not examples of shape {shape}.")
-    return (lenet if name == "lenet" else resnet)(shape=shape, **options)
+    shape, classes = dataset.x_train.shape[1:], len(dataset.classes)
+    makers = {
+        "mlp": lambda hidden=(128, 128), **options: mlp((math.prod(shape), *hidden, classes), **options),
+        "lenet": functools.partial(lenet, shape, classes),
+        "gru": functools.partial(gru, features=math.prod(shape[1:]), classes=classes),
+    }
+    return makers[checks.known("model", name, makers)](**options)
 
 
 @_same_model
@@ -107,18 +105,16 @@ def mlp(sizes: tuple[int, ...], activation: str = "relu", norm: str | None = Non
     `norm`: None, "batch" (Ioffe & Szegedy 2015, arXiv:1502.03167) or "layer" (Ba et al. 2016, arXiv:1607.06450),
     applied before each hidden activation. Raises ValueError for unknown names and fewer than two sizes.
     """
-    first, between = dense("linear" if norm else activation), _norm(norm, activation)
     if len(sizes) < 2:
         raise ValueError(f"sizes must name at least inputs and classes, not {sizes!r}.")
-    names = [*(f"dense{i}" for i in range(1, len(sizes) - 1)), "output"]
-    shapes = dict(zip(names, itertools.pairwise(sizes), strict=True))
-    layers = {}
-    for i, name in enumerate(names[:-1], 1):
-        layers |= {name: first, f"norm{i}": between} if norm else {name: first}
+    hidden = range(1, len(sizes) - 1)
+    block = {"dense": dense(), "norm": _norm(norm, activation)} if norm else {"dense": dense(activation)}
+    layers = {f"{part}{i}": layer for i in hidden for part, layer in block.items()}
+    shapes = dict(zip([*(f"dense{i}" for i in hidden), "output"], itertools.pairwise(sizes), strict=True))
 
     def init(key: Array) -> Params:
-        norms = {f"norm{i}": _norm_init(size) for i, size in enumerate(sizes[1:-1], 1) if norm}
-        return weights(key, shapes, activation) | norms
+        scales = {f"norm{i}": {"scale": jnp.ones(sizes[i]), "shift": jnp.zeros(sizes[i])} for i in hidden if norm}
+        return weights(key, shapes, activation) | scales
 
     return Model(init, layers | {"output": dense()})
 
@@ -130,8 +126,8 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
     `shape` is (height, width, channels). Raises ValueError for images of less than 16×16 pixels.
     """
     sides = [((side - 4) // 2 - 4) // 2 for side in shape[:2]]
-    if min(sides) < 1:
-        raise ValueError(f"lenet needs images of at least 16×16 pixels, not {shape[0]}×{shape[1]}.")
+    if len(shape) != 3 or min(sides) < 1:
+        raise ValueError(f"lenet needs images (height, width, channels) of at least 16×16 pixels, not {shape}.")
     sizes = {"conv1": (5, 5, shape[2], 6), "conv2": (5, 5, 6, 16)}
     sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84), "output": (84, classes)}
     layers = dict.fromkeys(("conv1", "conv2"), conv(pool=True, padding="VALID"))
@@ -140,126 +136,40 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
 
 
 @_same_model
-def resnet(
-    depth: int = 8, skip: bool = True, width: int = 16, norm: str | None = "batch",
-    shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10,
-) -> Model:  # fmt: skip
-    """The residual net for small images of He et al. 2016 (arXiv:1512.03385, §4.2); `skip=False`: its plain twin.
+def gru(hidden: int = 64, features: int = 1, classes: int = 10) -> Model:
+    """Gated recurrent units (Cho et al. 2014, arXiv:1406.1078) over x (examples, time[, features]).
 
-    `depth` = 6 n + 2: three stages of n blocks with width, 2 width and 4 width channels; the first block of a
-    later stage halves the image and has a 1×1 projection for its shortcut. `norm`, as in `mlp`, follows each
-    convolution; `shape` is (height, width, channels). Raises ValueError for another depth.
+    The classes come from the last hidden state. Between the layers "input", "recurrent" and "output" runs first
+    (time, examples, 3 × hidden), then the state.
     """
-    if depth < 8 or depth % 6 != 2:
-        raise ValueError(f"depth must be 6 n + 2 (8, 14, 20, …), not {depth}.")
-    stages = [
-        (f"stage{stage + 1}_block{block + 1}", width * 2**stage, 2 if stage and not block else 1)
-        for stage, block in np.ndindex(3, (depth - 2) // 6)
-    ]
-
-    def init(key: Array) -> Params:
-        keys = iter(jax.random.split(key, 2 + 3 * len(stages)))
-
-        def conv(k: int, channels: int, out: int) -> Params:
-            return _layer(next(keys), k, k, channels, out, activation="relu") | _norm_init(out, norm)
-
-        params, channels = {"conv": conv(3, shape[2], width)}, width
-        for name, out, stride in stages:
-            params[name] = {"conv1": conv(3, channels, out), "conv2": conv(3, out, out)}
-            key_shortcut = next(keys)
-            if skip and stride == 2:
-                params[name]["shortcut"] = _layer(key_shortcut, 1, 1, channels, out)
-            channels = out
-        return _draw(params | {"output": _layer(next(keys), channels, classes)})
-
-    layers = {name: _block(norm, stride, skip) for name, _, stride in stages}
-    return Model(init, {"conv": _normed_conv(norm), **layers, "output": Layer(_average_and_classify)})
-
-
-@functools.cache
-def _normed_conv(norm: str | None, stride: int = 1) -> Layer:
-    after = _norm(norm, "relu")
-
-    def convolve(own: Params, x: Array) -> Array:
-        return conv2d(x, own["w"], stride) + own["b"]
-
-    measure = after.measure and (lambda own, x: after.measure(own, convolve(own, x)))
-    return Layer(lambda own, x: after.compute(own, convolve(own, x)), after.activation, measure)
-
-
-@functools.cache
-def _block(norm: str | None, stride: int, skip: bool) -> Layer:
-    """Two convolutions, and what comes in added to what comes out."""
-    first, second = _normed_conv(norm, stride), _normed_conv(norm)
-
-    def compute(own: Params, x: Array) -> Array:
-        y = second.compute(own["conv2"], first(own["conv1"], x))
-        if not skip:
-            return y
-        return y + (conv2d(x, own["shortcut"]["w"], stride) if stride == 2 else x)
-
-    def measure(own: Params, x: Array) -> Params:
-        inside = first(own["conv1"], x)
-        return {"conv1": first.measure(own["conv1"], x), "conv2": second.measure(own["conv2"], inside)}
-
-    return Layer(compute, jax.nn.relu, first.measure and measure)
-
-
-def _average_and_classify(own: Params, x: Array) -> Array:
-    return _linear(own, x.mean((1, 2)))
-
-
-@_same_model
-def rnn(hidden: int = 64, cell: str = "tanh", features: int = 1, classes: int = 10) -> Model:
-    """A recurrent net over x (examples, time[, features]) that classifies from its last hidden state.
-
-    `cell`: "tanh" (Elman 1990), "gru" (Cho et al. 2014, arXiv:1406.1078) or "lstm" (Hochreiter & Schmidhuber 1997,
-    with the forget gate's bias at 1 as in Jozefowicz et al. 2015). Raises ValueError for another one.
-    Between the layers "input", "recurrent" and "output" runs first (time, examples, gates × hidden), then the state.
-    """
-    gates = {"tanh": 1, "gru": 3, "lstm": 4}[checks.known("cell", cell, ("tanh", "gru", "lstm"))]
 
     def init(key: Array) -> Params:
         inputs, recurrent, output = jax.random.split(key, 3)
-        w = jax.random.normal(recurrent, (gates, hidden, hidden))
-        bias = jnp.zeros((gates, hidden)).at[1].set(1.0) if cell == "lstm" else jnp.zeros((gates, hidden))
+        w = jax.random.normal(recurrent, (3, hidden, hidden))
         # orthogonal (Saxe et al. 2014): products over many steps neither vanish nor explode at the start
         # one gate after the other: on a CPU, two threads that decompose several at once wait for each other for ever
         w = jnp.concatenate(list(jax.lax.map(lambda gate: jnp.linalg.qr(gate)[0], w)), axis=1)
-        params = {"input": _layer(inputs, features, gates * hidden) | {"b": bias.reshape(-1)}, "recurrent": {"w": w}}
-        return _draw(params | {"output": _layer(output, hidden, classes)})
+        ends = {"input": _layer(inputs, features, 3 * hidden), "output": _layer(output, hidden, classes)}
+        return _draw(ends | {"recurrent": {"w": w}})
 
-    return Model(init, {"input": Layer(_time_steps), "recurrent": _recurrent(cell), "output": dense()})
+    return Model(init, {"input": Layer(_time_steps), "recurrent": Layer(_last_state), "output": dense()})
 
 
 def _time_steps(own: Params, x: Array) -> Array:
     """What the inputs add to the gates at each time step, all in one product."""
     x, features = x.reshape(*x.shape[:2], -1), len(own["w"])
     if x.shape[2] != features:
-        raise ValueError(f"This rnn takes {features} numbers a time step, not {x.shape[2]}.")
+        raise ValueError(f"This gru takes {features} numbers a time step, not {x.shape[2]}.")
     return _linear(own, x).swapaxes(0, 1)
 
 
-@functools.cache
-def _recurrent(cell: str) -> Layer:
-    def step(u: Array, state: tuple[Array, Array], x: Array) -> tuple[tuple[Array, Array], None]:
-        h, c = state
-        if cell == "gru":
-            (xz, xr, xn), (hz, hr, hn) = jnp.split(x, 3, axis=1), jnp.split(h @ u, 3, axis=1)
-            z, r = jax.nn.sigmoid(xz + hz), jax.nn.sigmoid(xr + hr)
-            return ((1 - z) * jnp.tanh(xn + r * hn) + z * h, c), None
-        pre = x + h @ u
-        if cell == "tanh":
-            return (jnp.tanh(pre), c), None
-        i, f, g, o = jnp.split(pre, 4, axis=1)
-        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+def _last_state(own: Params, inputs: Array) -> Array:
+    def step(h: Array, x: Array) -> tuple[Array, None]:
+        (xz, xr, xn), (hz, hr, hn) = jnp.split(x, 3, axis=1), jnp.split(h @ own["w"], 3, axis=1)
+        z, r = jax.nn.sigmoid(xz + hz), jax.nn.sigmoid(xr + hr)
+        return (1 - z) * jnp.tanh(xn + r * hn) + z * h, None
 
-    def last_state(own: Params, inputs: Array) -> Array:
-        zero = jnp.zeros((inputs.shape[1], len(own["w"])), inputs.dtype)
-        return jax.lax.scan(functools.partial(step, own["w"]), (zero, zero), inputs)[0][0]
-
-    return Layer(last_state)
+    return jax.lax.scan(step, jnp.zeros((inputs.shape[1], len(own["w"])), inputs.dtype), inputs)[0]
 
 
 # What models are made of
@@ -287,17 +197,17 @@ def dense(activation: str = "linear") -> Layer:
 
 
 @functools.cache
-def conv(pool: bool = False, padding: str = "SAME", activation: str = "relu") -> Layer:
-    """A convolution of images (examples, height, width, in), max-pooled if `pool`; w is (k, k, in, out)."""
+def conv(pool: bool = False, padding: str = "SAME") -> Layer:
+    """A convolution of images (examples, height, width, in) and ReLU, max-pooled if `pool`; w is (k, k, in, out)."""
 
     def compute(own: Params, x: Array) -> Array:  # pooling first: max and ReLU commute, and ReLU then has less to do
         x = conv2d(x, own["w"], padding=padding)
         return (max_pool(x) if pool else x) + own["b"]
 
-    return Layer(compute, _activation(activation))
+    return Layer(compute, jax.nn.relu)
 
 
-def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
+def conv2d(x: Array, w: Array, padding: str = "SAME") -> Array:
     """Cross-correlation of images x (batch, height, width, in) with w (k, k, in, out), as one matrix product.
 
     Equal to `lax.conv_general_dilated`, which on a CPU runs some tenfold slower inside a scan. Plain im2col
@@ -306,27 +216,24 @@ def conv2d(x: Array, w: Array, stride: int = 1, padding: str = "SAME") -> Array:
     copies, a wider product, some multiplications by zero. `tile` = 1 is im2col.
     """
     k, _, channels, out = w.shape
-    trim = 0 if padding == "SAME" else k - 1
-    rows, columns = (-(-(side - trim) // stride) for side in x.shape[1:3])
+    beyond = k - 1 if padding == "SAME" else 0  # the image that the kernels reach
+    rows, columns = (side + beyond - k + 1 for side in x.shape[1:3])
     tiles = -(-columns // (max(1, 64 // out) if k > 1 else 1))  # 64 columns: wide enough for a fast product
     tile = -(-columns // tiles)
-    span, step = stride * (tile - 1) + k, stride * tile
+    span, width = tile + k - 1, tile * tiles + k - 1
 
-    height, width = stride * (rows - 1) + k, step * (tiles - 1) + span
-    # half of what the kernels reach beyond the image: nothing where padding is "VALID"
-    top, left = max(0, height - x.shape[1]) // 2, max(0, stride * (columns - 1) + k - x.shape[2]) // 2
+    before = beyond // 2
     # one column at least: without a padded copy XLA would compute whatever x comes from anew for every window
-    below, right = max(0, height - top - x.shape[1]), max(1, width - left - x.shape[2])
-    x = jnp.pad(x, ((0, 0), (top, below), (left, right), (0, 0)))
+    right = max(1, width - before - x.shape[2])
+    x = jnp.pad(x, ((0, 0), (before, beyond - before), (before, right), (0, 0)))
 
-    offset = np.arange(span) - stride * np.arange(tile)[:, None]  # position of a pixel under output `tile`'s kernel
+    offset = np.arange(span) - np.arange(tile)[:, None]  # position of a pixel under output `tile`'s kernel
     place = (offset == np.arange(k)[:, None, None]).astype(w.dtype)
     band = jnp.einsum("pts,rpio->rsito", place, w).reshape(k * span * channels, tile * out)
 
     x = x.reshape(*x.shape[:2], -1)  # the pixels of a window lie side by side
-    windows = jnp.stack([x[..., t * step * channels :][..., : span * channels] for t in range(tiles)], axis=2)
-    strips = [windows[:, r : r + height - k + 1 : stride] for r in range(k)]
-    y = jnp.concatenate(strips, axis=3).reshape(-1, k * span * channels) @ band
+    windows = jnp.stack([x[..., t * tile * channels :][..., : span * channels] for t in range(tiles)], axis=2)
+    y = jnp.concatenate([windows[:, r : r + rows] for r in range(k)], axis=3).reshape(-1, k * span * channels) @ band
     return y.reshape(-1, rows, tiles * tile, out)[:, :, :columns]
 
 
@@ -365,10 +272,6 @@ def _linear(own: Params, x: Array) -> Array:
     return x @ own["w"] + own["b"]
 
 
-def _norm_init(size: int, norm: str | None = "layer") -> Params:
-    return {"scale": jnp.ones(size), "shift": jnp.zeros(size)} if norm else {}
-
-
 class Statistics(NamedTuple):
     """What batch norm subtracts and divides by the root of."""
 
@@ -377,13 +280,11 @@ class Statistics(NamedTuple):
 
 
 @functools.cache
-def _norm(norm: str | None, activation: str) -> Layer:
+def _norm(norm: str, activation: str) -> Layer:
     """Normalise to mean 0 and variance 1: over all but the last axis ("batch") or over an example ("layer").
 
     "batch" uses the statistics of the batch it is given, as in training, unless `freeze` put others into `own`.
     """
-    if norm is None:
-        return Layer(lambda own, x: x, _activation(activation))
     checks.known("norm", norm, ("batch", "layer"))
 
     def measure(x: Array) -> Statistics:
@@ -394,8 +295,7 @@ def _norm(norm: str | None, activation: str) -> Layer:
         mean, variance = own["statistics"] if "statistics" in own else measure(x)
         return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * own["scale"] + own["shift"]
 
-    frozen = (lambda own, x: {"statistics": measure(x)}) if norm == "batch" else None
-    return Layer(normalize, _activation(activation), frozen)
+    return Layer(normalize, _activation(activation), measure if norm == "batch" else None)
 
 
 def freeze(model: Model, params: Params, x: Array, piece: int = 500) -> Params:
@@ -409,11 +309,11 @@ def freeze(model: Model, params: Params, x: Array, piece: int = 500) -> Params:
     if not any(layer.measure for layer in model.layers.values()):
         return params
 
-    def pass_through(x: Array) -> Params:
+    def pass_through(x: Array) -> dict[str, Statistics]:
         found = {}
         for (name, layer), own in zip(model.layers.items(), model.split(params), strict=True):
             if layer.measure:
-                found[name] = layer.measure(own, x)
+                found[name] = layer.measure(x)
             x = layer(own, x)
         return found
 
@@ -422,12 +322,7 @@ def freeze(model: Model, params: Params, x: Array, piece: int = 500) -> Params:
 
     count = -(-len(x) // piece)
     pieces = x[: len(x) // count * count].reshape(count, len(x) // count, *x.shape[1:])
-    found = jax.lax.map(pass_through, pieces)
-    return _merge(params, jax.tree.map(together, found, is_leaf=lambda node: isinstance(node, Statistics)))
-
-
-def _merge(params: Params, found: Params) -> Params:
     return params | {
-        name: _merge(params[name], part) if name in params and isinstance(part, dict) else part
-        for name, part in found.items()
+        name: params[name] | {"statistics": together(of_pieces)}
+        for name, of_pieces in jax.lax.map(pass_through, pieces).items()
     }

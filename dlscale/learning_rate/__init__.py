@@ -47,17 +47,12 @@ class Ride(NamedTuple):
         Raises ValueError for a rate that is negative or not finite, and for a ride that has diverged before.
         """
         rate, ride = np.float32(checks.finite("rate", rate)), self
-        checks.whole("frames", frames, low=0)
         if self.diverged:
             raise ValueError(f"The ride diverged in frame {len(self.rates)}. Rewind it, and take a smaller rate.")
-        for _ in range(frames):
+        for _ in range(checks.whole("frames", frames, low=0)):
             state, record = self.frame(ride.states[-1], rate)
-            ride = Ride(
-                self.frame,
-                (*ride.states, state),
-                (*ride.rates, float(rate)),
-                (*ride.records, jax.device_get(record)),
-            )
+            states, records = (*ride.states, state), (*ride.records, jax.device_get(record))
+            ride = Ride(self.frame, states, (*ride.rates, float(rate)), records)
             if ride.diverged:
                 break
         return ride

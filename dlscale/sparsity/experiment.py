@@ -180,7 +180,7 @@ RECURRENT_BATCH, RECURRENT_EPOCHS, PRUNE_EVERY = 100, 24, 20
 
 
 def _recurrent_net(hidden: int) -> Model:
-    return models.rnn(hidden, "gru", features=2)
+    return models.gru(hidden, features=2)
 
 
 def _initial(hidden: int, seed: int) -> Params:
