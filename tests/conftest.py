@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script: children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the same numbers on a machine with an accelerator
 os.environ["DLSCALE_CACHE"] = "off"  # tests see what a first run sees
 

@@ -268,7 +268,7 @@ def test_compiled_programs_are_kept_and_change_no_bits(tmp_path):
     code = """
 import jax, jax.numpy as jnp
 from dlscale.lab import devices
-devices.keep_compiled_programs()
+devices.prepare()
 result = jax.jit(lambda x: jnp.sin(x) @ x)(jnp.arange(9.0).reshape(3, 3))
 print(result.tobytes().hex(), jax.config.jax_compilation_cache_dir)
 """

@@ -62,7 +62,7 @@ def filter_norms(tree):
     return [np.linalg.norm(np.reshape(w, (-1, w.shape[-1])), axis=0) for w in jax.tree.leaves(tree) if w.ndim > 1]
 
 
-@pytest.mark.parametrize("model", [NET, models.resnet(8, width=2, shape=(8, 8, 1), classes=3)], ids=["dense", "conv"])
+@pytest.mark.parametrize("model", [NET, models.lenet((16, 16, 1))], ids=["dense", "conv"])
 def test_filters_of_the_direction_have_the_norms_of_the_parameters(model):
     params = weights(model)
     direction = room.random_direction(KEY, params)

@@ -174,14 +174,15 @@ def run(what: Measurements, mesh: Mesh, kind: str) -> Iterator[Entry]:
     yield Workers(mesh.size, kind, jax.process_index())
     for collective, algorithm, size in what.entries(mesh.size):
         try:
-            entry = _measure(collective, algorithm, size, what, mesh)
+            measure = _compiled(collective, algorithm, size, what, mesh)
         except ValueError as error:
-            entry = f"{collective} by {algorithm} is left out: {error}"
-        yield entry
+            yield f"{collective} by {algorithm} is left out: {error}"
+        else:
+            yield measure()  # a lost peer may raise ValueError, too
 
 
-def _measure(collective: str, algorithm: str, size: int, what: Measurements, mesh: Mesh) -> Row:
-    """One row. Processes start each repeat together, and the slowest of them counts.
+def _compiled(collective: str, algorithm: str, size: int, what: Measurements, mesh: Mesh) -> Callable[[], Row]:
+    """What measures a row. Processes start each repeat together, and the slowest of them counts.
 
     Raises ValueError for workers that the algorithm cannot serve.
     """
@@ -206,17 +207,21 @@ def _measure(collective: str, algorithm: str, size: int, what: Measurements, mes
     )
     on_mesh = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     program = jax.jit(on_mesh).lower(x).compile()
-    seconds = []
-    for _ in range(what.warmup + what.repeats):
-        _of_all_processes(np.zeros(1, np.float32))
-        start = time.perf_counter()
-        result = jax.block_until_ready(program(x))
-        seconds.append(time.perf_counter() - start)
-    all_right = all(map(right, result.addressable_shards))
-    reports = _of_all_processes(np.array([*seconds[what.warmup :], all_right], np.float32))
-    times = reports[:, :-1].max(axis=0).astype(float)
-    return Row(collective, algorithm, workers, jax.process_count(), size, what.dtype, float(times.min()),
-               float(np.median(times)), bool(reports[:, -1].all()))  # fmt: skip
+
+    def measure() -> Row:
+        seconds = []
+        for _ in range(what.warmup + what.repeats):
+            _of_all_processes(np.zeros(1, np.float32))
+            start = time.perf_counter()
+            result = jax.block_until_ready(program(x))
+            seconds.append(time.perf_counter() - start)
+        all_right = all(map(right, result.addressable_shards))
+        reports = _of_all_processes(np.array([*seconds[what.warmup :], all_right], np.float32))
+        times = reports[:, :-1].max(axis=0).astype(float)
+        return Row(collective, algorithm, workers, jax.process_count(), size, what.dtype, float(times.min()),
+                   float(np.median(times)), bool(reports[:, -1].all()))  # fmt: skip
+
+    return measure
 
 
 def _expected(collective: str, rank: int, workers: int, inputs: Callable[[Sequence[int]], np.ndarray]) -> np.ndarray:
@@ -314,8 +319,12 @@ def group(what: Measurements, count: int | None, timeout: float) -> Iterator[Ent
         with contextlib.closing(peers(__name__, count, {"what": asdict(what)}, timeout)) as messages:
             for _, message in messages:
                 for name in KINDS.keys() & message:
-                    told.append(KINDS[name](message[name]))
-                    yield told[-1]
+                    entry = KINDS[name](message[name])
+                    if isinstance(entry, Workers) and count:
+                        entry = entry._replace(process=0)
+                    if entry not in told[:1]:  # each says that it has found the others
+                        told.append(entry)
+                        yield entry
     except PeerLost as error:
         if not told:
             raise PeerLost(f"{error}, before they had found each other.") from None
@@ -329,7 +338,7 @@ KINDS = {"joined": Workers._make, "row": Row._make, "left_out": str}  # of messa
 
 
 def work(order: dict[str, Any], say: Callable[..., None]) -> None:
-    """What a process of the group does; of those that were started together only the first speaks."""
+    """What a process of the group does. Of those that were started together only the first tells of its rows."""
     if "coordinator" in order:
         jax.config.update("jax_num_cpu_devices", 1)
         devices.connect(order["coordinator"], order["processes"], order["process"])
@@ -337,7 +346,7 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
         join()
     kind = "processes of this machine" if "coordinator" in order else f"{jax.process_count()} processes"
     for entry in run(Measurements(**order["what"]), devices.mesh(), kind):
-        if order.get("process", 0) == 0:
+        if order.get("process", 0) == 0 or isinstance(entry, Workers):
             say(**{"joined" if isinstance(entry, Workers) else "row" if isinstance(entry, Row) else "left_out": entry})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import platform
@@ -28,12 +29,14 @@ def _text(path: str) -> str:
     return ""
 
 
-def keep_compiled_programs() -> None:
-    """Let JAX keep what it compiles on disk, so that a restarted notebook is ready in seconds: same bits, no waiting.
+def prepare() -> None:
+    """Let a notebook take less memory, and be ready in seconds when it is started again: same bits, no compiling.
 
-    One folder for each kind of processor, since homes are shared between machines and compiled programs are not.
-    DLSCALE_CACHE=off turns it off; a folder that JAX was already given stays.
+    JAX keeps what it compiles on disk, in a folder for each kind of processor, since homes are shared between machines
+    and compiled programs are not. DLSCALE_CACHE=off turns that off; a folder that JAX was already given stays.
     """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc: what one thread has freed serves all others
+        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX; else compiling on many threads holds a sixth more
     if os.environ.get("DLSCALE_CACHE") == "off" or jax.config.jax_compilation_cache_dir:
         return
     flags = (line for line in _text("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
