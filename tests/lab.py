@@ -108,9 +108,11 @@ window.dlscale = {
     shown: () => {
         const pictures = dlscale.outputs().filter(output => output.data?.['image/png']);
         const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
-        // an explorer's picture comes with its sentence
-        const explorers = pictures.filter(output => output.data['text/plain']).length;
-        return images.length === pictures.length && images.every(image => image.complete)
+        // an explorer's picture comes with its sentence; where outputs live apart, it is a widget
+        const text = output => output.data?.['text/plain'] ?? '';
+        const apart = dlscale.outputs().filter(output => /dlscale.page.widgets.Page/.test(text(output))).length;
+        const explorers = pictures.filter(text).length + apart;
+        return images.length === pictures.length + apart && images.every(image => image.complete)
             && dlscale.explorers().length === explorers
             && dlscale.explorers().every(explorer => explorer.getAttribute('aria-busy') === 'false');
     },

@@ -347,3 +347,17 @@ def test_jupyter_notebook_7_works_the_same(live, address, page):
         check_slider(notebook, slider)
         check_menu(notebook, notebook.menus()[0])
         check_player(notebook, notebook.players()[0])
+
+
+@pytest.mark.notebook
+def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, page):
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    make, explore = LIVE.split("---")[:2]
+    cells = [nbformat.v4.new_code_cell(f"{make}\nwidgets.ISOLATED = True"), nbformat.v4.new_code_cell(explore)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "apart.ipynb")
+    with lab.opened(page, address.format("apart.ipynb")) as notebook:
+        slider = notebook.slider("<b>n</b>")
+        notebook.press(slider, "Home")
+        assert told(notebook) == "rising 0"
+        notebook.press(slider, "ArrowRight")
+        assert told(notebook) == "rising 1"
