@@ -93,7 +93,7 @@ window.dlscale = {
             dlscale.died = ['dead', 'autorestarting'].includes(status);
             dlscale.happened();
         });
-        const watched = ['src', 'aria-busy', 'hidden'];
+        const watched = ['src', 'data-waits', 'hidden'];
         const page = {subtree: true, childList: true, attributes: true, attributeFilter: watched};
         new MutationObserver(dlscale.happened).observe(dlscale.notebook().node, page);
         dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
@@ -114,7 +114,7 @@ window.dlscale = {
         const explorers = pictures.filter(text).length + apart;
         return images.length === pictures.length + apart && images.every(image => image.complete)
             && dlscale.explorers().length === explorers
-            && dlscale.explorers().every(explorer => explorer.getAttribute('aria-busy') === 'false');
+            && dlscale.explorers().every(explorer => explorer.getAttribute('data-waits') === 'false');
     },
     frame: () => new Promise(requestAnimationFrame),
     settled: async minutes => {

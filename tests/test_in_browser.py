@@ -232,6 +232,21 @@ def test_what_was_seen_or_drawn_ahead_is_shown_without_the_kernel(notebook):
 
 
 @pytest.mark.notebook
+def test_frames_take_no_more_than_their_limit_and_the_one_that_is_shown_stays(notebook):
+    notebook.page.evaluate("() => { globalThis[Symbol.for('dlscale.frames')].limit = 60_000; }")  # some three frames
+    slider = notebook.slider("<b>n</b>")
+    for _ in range(8):
+        notebook.press(slider, "ArrowRight")
+    assert told(notebook) == "rising 18"
+    kept = notebook.page.evaluate("(f => [f.bytes, f.kept.size])(globalThis[Symbol.for('dlscale.frames')])")
+    assert kept[0] <= 60_000 + 40_000  # the one that just came, and those in use
+    assert kept[1] >= 1
+    assert notebook.pictures(slider)
+    notebook.press(slider, *["ArrowLeft"] * 8)  # the first ones are drawn again
+    assert told(notebook) == "rising 10"
+
+
+@pytest.mark.notebook
 def test_a_fast_drag_over_a_slow_line_ends_at_the_last_setting_and_never_goes_back(notebook):
     notebook.page.evaluate("""() => {
         dlscale.delay = 150;

@@ -7,14 +7,14 @@ time; `{at, alt}` with a PNG or `{at, error}` answers; `{forget}` says that fram
 The notebook's cell holds nothing but the picture, so a saved notebook does, too. Here the explorer takes the place of
 that picture wherever the page shows it. What stands for the kernel (`model`) may as well be a book's stored frames. */
 
-const FRAMES_BYTES = 48e6; // for all explorers of a page; some thousand frames
+const LIMIT = 48e6; // bytes, for the frames of all explorers of a page: some thousand
 const OPEN = 3; // requests on their way at once: more would queue up behind a drag
 const SILENCE = 1000; // milliseconds after which a waiting reader is told
 const GONE = "The kernel was restarted or has ended. Run this cell again; settings that were seen still show.";
 const BUSY = "The kernel is busy. The picture follows when it answers.";
 
 /* Frames of all explorers in the page, the least used first. One that is shown or decoded is in use and stays. */
-const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0, owners: new Map() });
+const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0, limit: LIMIT, owners: new Map() });
 let count = 0; // of controls, for their ids
 
 function keep(key, blob, alt) {
@@ -23,7 +23,7 @@ function keep(key, blob, alt) {
   frames.kept.set(key, frame);
   frames.bytes += frame.bytes;
   for (const [other, { users }] of frames.kept) {
-    if (frames.bytes <= FRAMES_BYTES) break;
+    if (frames.bytes <= frames.limit) break;
     if (!users && other !== key) forget(other);
   }
   return frame;
@@ -226,7 +226,7 @@ class Explorer {
   /* Let every view show where the controls stand. */
   refresh() {
     for (const { root, inputs, caption } of this.views) {
-      root.setAttribute("aria-busy", this.waits());
+      root.dataset.waits = this.waits(); // not aria-busy, which would silence the notes below
       caption.ariaLive = this.playing ? "off" : "polite"; // a running picture is not read aloud
       inputs.forEach(({ input, output, button }, index) => {
         const { texts, label } = this.controls[index];
@@ -248,7 +248,7 @@ class Explorer {
       inputs,
       screen: element("div", { className: "dlscale-screen" }),
       alert: element("pre", { role: "alert", hidden: true }),
-      caption: element("p", { role: "status", className: "dlscale-caption", textContent: this.first.alt }),
+      caption: element("p", { role: "status", className: "dlscale-caption", textContent: this.frame.alt }),
       note: element("p", { role: "status", className: "dlscale-note" }),
     };
     const controls = element("div", { className: "dlscale-controls", role: "group", ariaLabel: "Controls" });
@@ -287,7 +287,7 @@ class Explorer {
     } else {
       Object.assign(input, { type: "range", min: 0, max: texts.length - 1, step: 1 });
       input.addEventListener("input", () => set(Number(input.value)));
-      made.output = element("output", { htmlFor: input.id });
+      made.output = element("output", { htmlFor: input.id, ariaLive: "off" }); // the slider itself is read
       made.row.append(made.output);
     }
     if (kind === "player") {
