@@ -216,6 +216,7 @@ def test_controls_start_where_asked_and_know_their_texts():
     assert widgets.menu("m", {"a": 1, "b": 2}, "b").look()["start"] == 1
     number = widgets.number("n", 0.1, -1.0, 1e9, [0.5])
     assert (number.look()["start"], number.value(2e9), number.value(-3), number.value(0.3)) == (0.1, 1e9, -1.0, 0.3)
+    assert isinstance(number.value(1), float)
     assert number.examples == [0.1, 0.5]
 
 

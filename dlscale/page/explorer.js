@@ -11,10 +11,12 @@ const LIMIT = 48e6; // bytes, for the frames of all explorers of a page: some th
 const OPEN = 3; // requests on their way at once: more would queue up behind a drag
 const SILENCE = 1000; // milliseconds after which a waiting reader is told
 const GONE = "The kernel was restarted or has ended. Run this cell again; settings that were seen still show.";
+const ALT = "The figure; the sentence below says what is to be seen.";
 const BUSY = "The kernel is busy. The picture follows when it answers.";
 
 /* Frames of all explorers in the page, the least used first. One that is shown or decoded is in use and stays. */
-const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0, limit: LIMIT, owners: new Map() });
+const nothing = { kept: new Map(), bytes: 0, limit: LIMIT, owners: new Map() };
+const frames = (globalThis[Symbol.for("dlscale.frames")] ??= nothing);
 let count = 0; // of controls, for their ids
 
 function keep(key, blob, alt) {
@@ -170,7 +172,7 @@ class Explorer {
 
   /* Show a frame once it is decoded, unless a newer wish was shown meanwhile. */
   async paint(frame, wish) {
-    const image = element("img", { src: frame.url, alt: "The figure; the sentence below says what is to be seen." });
+    const image = element("img", { src: frame.url, alt: ALT });
     frame.users += 1;
     try {
       await image.decode();
@@ -256,7 +258,7 @@ class Explorer {
     const figure = element("div", { className: "dlscale-figure" }, view.screen, view.alert, view.caption, view.note);
     view.root = element("div", { className: "dlscale-explorer", picture: this.first.url });
     view.root.append(element("div", { className: "dlscale-layout" }, controls, figure));
-    view.screen.append(element("img", { src: this.frame.url, alt: "The figure; the sentence below says what is to be seen." }));
+    view.screen.append(element("img", { src: this.frame.url, alt: ALT }));
     // What is near is asked for as soon as a reader comes close, not for a whole notebook at once.
     for (const coming of ["pointerenter", "focusin"]) controls.addEventListener(coming, () => this.askAhead());
     this.views.add(view);

@@ -73,8 +73,9 @@ class Control:
         return {"kind": self.kind, "label": self.label, "texts": self.texts, "start": start, "interval": self.interval}
 
     def value(self, place: float) -> Any:
-        """What stands at a place: the index of a value, or the number itself."""
-        return min(max(place, self.values[0]), self.values[1]) if self.kind == "number" else self.values[place]
+        """What stands at a place: the index of a value, or the number itself, which the page may send as an integer."""
+        low, high = self.values[0], self.values[-1]
+        return float(min(max(place, low), high)) if self.kind == "number" else self.values[place]
 
 
 def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Control:
