@@ -93,7 +93,7 @@ window.dlscale = {
             dlscale.died = ['dead', 'autorestarting'].includes(status);
             dlscale.happened();
         });
-        const watched = ['src', 'aria-busy', 'hidden'];
+        const watched = ['src', 'data-waits', 'hidden'];
         const page = {subtree: true, childList: true, attributes: true, attributeFilter: watched};
         new MutationObserver(dlscale.happened).observe(dlscale.notebook().node, page);
         dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
@@ -108,11 +108,13 @@ window.dlscale = {
     shown: () => {
         const pictures = dlscale.outputs().filter(output => output.data?.['image/png']);
         const images = dlscale.images(dlscale.notebook().node).filter(image => !image.closest('.jupyter-widgets'));
-        // an explorer's picture comes with its sentence
-        const explorers = pictures.filter(output => output.data['text/plain']).length;
-        return images.length === pictures.length && images.every(image => image.complete)
+        // an explorer's picture comes with its sentence; where outputs live apart, it is a widget
+        const text = output => output.data?.['text/plain'] ?? '';
+        const apart = dlscale.outputs().filter(output => /dlscale.page.widgets.Page/.test(text(output))).length;
+        const explorers = pictures.filter(text).length + apart;
+        return images.length === pictures.length + apart && images.every(image => image.complete)
             && dlscale.explorers().length === explorers
-            && dlscale.explorers().every(explorer => explorer.getAttribute('aria-busy') === 'false');
+            && dlscale.explorers().every(explorer => explorer.getAttribute('data-waits') === 'false');
     },
     frame: () => new Promise(requestAnimationFrame),
     settled: async minutes => {

@@ -165,7 +165,7 @@ def press(page, control, *keys):
     for key in keys:
         page.keyboard.press(key)
     explorer = control.locator("xpath=ancestor::*[@class='dlscale-explorer']").element_handle()
-    page.wait_for_function("explorer => explorer.getAttribute('aria-busy') === 'false'", arg=explorer)
+    page.wait_for_function("explorer => explorer.getAttribute('data-waits') === 'false'", arg=explorer)
 
 
 def shown(page, number):

@@ -232,6 +232,21 @@ def test_what_was_seen_or_drawn_ahead_is_shown_without_the_kernel(notebook):
 
 
 @pytest.mark.notebook
+def test_frames_take_no_more_than_their_limit_and_the_one_that_is_shown_stays(notebook):
+    notebook.page.evaluate("() => { globalThis[Symbol.for('dlscale.frames')].limit = 60_000; }")  # some three frames
+    slider = notebook.slider("<b>n</b>")
+    for _ in range(8):
+        notebook.press(slider, "ArrowRight")
+    assert told(notebook) == "rising 18"
+    kept = notebook.page.evaluate("(f => [f.bytes, f.kept.size])(globalThis[Symbol.for('dlscale.frames')])")
+    assert kept[0] <= 60_000 + 40_000  # the one that just came, and those in use
+    assert kept[1] >= 1
+    assert notebook.pictures(slider)
+    notebook.press(slider, *["ArrowLeft"] * 8)  # the first ones are drawn again
+    assert told(notebook) == "rising 10"
+
+
+@pytest.mark.notebook
 def test_a_fast_drag_over_a_slow_line_ends_at_the_last_setting_and_never_goes_back(notebook):
     notebook.page.evaluate("""() => {
         dlscale.delay = 150;
@@ -347,3 +362,17 @@ def test_jupyter_notebook_7_works_the_same(live, address, page):
         check_slider(notebook, slider)
         check_menu(notebook, notebook.menus()[0])
         check_player(notebook, notebook.players()[0])
+
+
+@pytest.mark.notebook
+def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, page):
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    make, explore = LIVE.split("---")[:2]
+    cells = [nbformat.v4.new_code_cell(f"{make}\nwidgets.ISOLATED = True"), nbformat.v4.new_code_cell(explore)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "apart.ipynb")
+    with lab.opened(page, address.format("apart.ipynb")) as notebook:
+        slider = notebook.slider("<b>n</b>")
+        notebook.press(slider, "Home")
+        assert told(notebook) == "rising 0"
+        notebook.press(slider, "ArrowRight")
+        assert told(notebook) == "rising 1"

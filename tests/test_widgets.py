@@ -138,12 +138,11 @@ def test_an_error_or_an_interrupt_is_the_answer_and_the_next_setting_is_drawn_an
 
 
 def drawn_ahead(explorer, work):
-    """Run `work` and then the loop until nothing waits to be drawn; return the settings answered, in order."""
+    """Run `work` in a loop until nothing waits to be drawn; return the settings answered, in order."""
 
     async def run():
         work()
-        while explorer.ahead:
-            await asyncio.sleep(0)
+        await asyncio.wait([explorer.ahead])
 
     asyncio.run(run())
     return [message["at"] for message, _ in explorer.answers]
@@ -157,23 +156,22 @@ def test_settings_nearby_are_drawn_after_what_is_asked_for_and_a_newer_list_repl
         ask(explorer, [0, 1], near=[[1, 1], [2, 1], [0, 0]])
 
     answered = drawn_ahead(explorer, work)
-    assert answered == [[0, 0], [0, 1], [1, 1], [2, 1]]  # the last was sent before
+    assert answered == [[0, 0], [0, 1], [1, 1], [2, 1]]  # the last of the list was sent before
 
 
-def test_nothing_is_drawn_ahead_while_a_cell_runs_and_all_after_it(shown):
-    explorer = explore()
+def test_nothing_is_drawn_ahead_while_a_cell_runs_and_all_after_it(shown, monkeypatch):
+    explorer, waited = explore(), []
 
-    async def run():
-        widgets.cell_runs.set()
-        explorer._draw_ahead_after(0)
-        ask(explorer, [0, 0], near=[[1, 0]])
-        explorer._draw_ahead()
-        assert len(explorer.answers) == 1
-        widgets.cell_runs.clear()
-        explorer._draw_ahead()
-        assert [message["at"] for message, _ in explorer.answers] == [[0, 0], [1, 0]]
+    async def sleep(seconds):
+        waited.append((seconds, len(explorer.answers)))
+        if len(waited) > 5:
+            widgets.cell_runs.clear()
 
-    asyncio.run(run())
+    monkeypatch.setattr(widgets.asyncio, "sleep", sleep)
+    widgets.cell_runs.set()
+    answered = drawn_ahead(explorer, lambda: ask(explorer, [0, 0], near=[[1, 0]]))
+    assert {answers for _, answers in waited} == {1}
+    assert answered == [[0, 0], [1, 0]]
 
 
 def test_after_a_cell_pages_that_asked_forget_what_they_keep(shown):
@@ -218,6 +216,7 @@ def test_controls_start_where_asked_and_know_their_texts():
     assert widgets.menu("m", {"a": 1, "b": 2}, "b").look()["start"] == 1
     number = widgets.number("n", 0.1, -1.0, 1e9, [0.5])
     assert (number.look()["start"], number.value(2e9), number.value(-3), number.value(0.3)) == (0.1, 1e9, -1.0, 0.3)
+    assert isinstance(number.value(1), float)
     assert number.examples == [0.1, 0.5]
 
 

@@ -59,7 +59,8 @@ const plain = (text) => text.toLowerCase().normalize("NFKD");
 async function search() {
   const words = plain(field.value).split(/\s+/).filter(Boolean);
   await load("search.js");
-  const hits = words.length ? globalThis.dlscaleSections.filter(({ plainText }) => words.every((word) => plainText.includes(word))) : [];
+  const hasAll = ({ plainText }) => words.every((word) => plainText.includes(word));
+  const hits = words.length ? globalThis.dlscaleSections.filter(hasAll) : [];
   const inHeading = ({ heading }) => words.some((word) => plain(heading).includes(word));
   hits.sort((one, other) => inHeading(other) - inHeading(one));
   const items = hits.slice(0, 30).map(({ page, id, title, heading, text, plainText }) => {
@@ -72,7 +73,8 @@ async function search() {
   found.hidden = !words.length;
 }
 globalThis.dlscaleSearch = (sections) => {
-  globalThis.dlscaleSections = sections.map((section) => ({ ...section, plainText: plain(`${section.heading} ${section.text}`) }));
+  const withPlainText = (section) => ({ ...section, plainText: plain(`${section.heading} ${section.text}`) });
+  globalThis.dlscaleSections = sections.map(withPlainText);
 };
 field.addEventListener("focus", () => load("search.js"));
 field.addEventListener("input", search);

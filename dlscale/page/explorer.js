@@ -7,14 +7,16 @@ time; `{at, alt}` with a PNG or `{at, error}` answers; `{forget}` says that fram
 The notebook's cell holds nothing but the picture, so a saved notebook does, too. Here the explorer takes the place of
 that picture wherever the page shows it. What stands for the kernel (`model`) may as well be a book's stored frames. */
 
-const FRAMES_BYTES = 48e6; // for all explorers of a page; some thousand frames
+const LIMIT = 48e6; // bytes, for the frames of all explorers of a page: some thousand
 const OPEN = 3; // requests on their way at once: more would queue up behind a drag
 const SILENCE = 1000; // milliseconds after which a waiting reader is told
 const GONE = "The kernel was restarted or has ended. Run this cell again; settings that were seen still show.";
+const ALT = "The figure; the sentence below says what is to be seen.";
 const BUSY = "The kernel is busy. The picture follows when it answers.";
 
 /* Frames of all explorers in the page, the least used first. One that is shown or decoded is in use and stays. */
-const frames = (globalThis[Symbol.for("dlscale.frames")] ??= { kept: new Map(), bytes: 0, owners: new Map() });
+const nothing = { kept: new Map(), bytes: 0, limit: LIMIT, owners: new Map() };
+const frames = (globalThis[Symbol.for("dlscale.frames")] ??= nothing);
 let count = 0; // of controls, for their ids
 
 function keep(key, blob, alt) {
@@ -23,7 +25,7 @@ function keep(key, blob, alt) {
   frames.kept.set(key, frame);
   frames.bytes += frame.bytes;
   for (const [other, { users }] of frames.kept) {
-    if (frames.bytes <= FRAMES_BYTES) break;
+    if (frames.bytes <= frames.limit) break;
     if (!users && other !== key) forget(other);
   }
   return frame;
@@ -170,7 +172,7 @@ class Explorer {
 
   /* Show a frame once it is decoded, unless a newer wish was shown meanwhile. */
   async paint(frame, wish) {
-    const image = element("img", { src: frame.url, alt: "The figure; the sentence below says what is to be seen." });
+    const image = element("img", { src: frame.url, alt: ALT });
     frame.users += 1;
     try {
       await image.decode();
@@ -226,7 +228,7 @@ class Explorer {
   /* Let every view show where the controls stand. */
   refresh() {
     for (const { root, inputs, caption } of this.views) {
-      root.setAttribute("aria-busy", this.waits());
+      root.dataset.waits = this.waits(); // not aria-busy, which would silence the notes below
       caption.ariaLive = this.playing ? "off" : "polite"; // a running picture is not read aloud
       inputs.forEach(({ input, output, button }, index) => {
         const { texts, label } = this.controls[index];
@@ -248,7 +250,7 @@ class Explorer {
       inputs,
       screen: element("div", { className: "dlscale-screen" }),
       alert: element("pre", { role: "alert", hidden: true }),
-      caption: element("p", { role: "status", className: "dlscale-caption", textContent: this.first.alt }),
+      caption: element("p", { role: "status", className: "dlscale-caption", textContent: this.frame.alt }),
       note: element("p", { role: "status", className: "dlscale-note" }),
     };
     const controls = element("div", { className: "dlscale-controls", role: "group", ariaLabel: "Controls" });
@@ -256,7 +258,7 @@ class Explorer {
     const figure = element("div", { className: "dlscale-figure" }, view.screen, view.alert, view.caption, view.note);
     view.root = element("div", { className: "dlscale-explorer", picture: this.first.url });
     view.root.append(element("div", { className: "dlscale-layout" }, controls, figure));
-    view.screen.append(element("img", { src: this.frame.url, alt: "The figure; the sentence below says what is to be seen." }));
+    view.screen.append(element("img", { src: this.frame.url, alt: ALT }));
     // What is near is asked for as soon as a reader comes close, not for a whole notebook at once.
     for (const coming of ["pointerenter", "focusin"]) controls.addEventListener(coming, () => this.askAhead());
     this.views.add(view);
@@ -287,7 +289,7 @@ class Explorer {
     } else {
       Object.assign(input, { type: "range", min: 0, max: texts.length - 1, step: 1 });
       input.addEventListener("input", () => set(Number(input.value)));
-      made.output = element("output", { htmlFor: input.id });
+      made.output = element("output", { htmlFor: input.id, ariaLive: "off" }); // the slider itself is read
       made.row.append(made.output);
     }
     if (kind === "player") {

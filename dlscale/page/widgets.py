@@ -73,8 +73,9 @@ class Control:
         return {"kind": self.kind, "label": self.label, "texts": self.texts, "start": start, "interval": self.interval}
 
     def value(self, place: float) -> Any:
-        """What stands at a place: the index of a value, or the number itself."""
-        return min(max(place, self.values[0]), self.values[1]) if self.kind == "number" else self.values[place]
+        """What stands at a place: the index of a value, or the number itself, which the page may send as an integer."""
+        low, high = self.values[0], self.values[-1]
+        return float(min(max(place, low), high)) if self.kind == "number" else self.values[place]
 
 
 def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Control:
@@ -146,9 +147,7 @@ class Explorer:
             raise TypeError(f"make(figure) must return the function update(**values), not {self.update!r}.")
         self.background: Any = None
         self.moving: list[Artist] = []
-        self.ahead: list[list[float]] = []
         self.sent: collections.deque[list[float]] = collections.deque(maxlen=16)
-        self.timer: asyncio.TimerHandle | None = None
         self.start = {name: control.start for name, control in controls.items()}
         # The page finds the picture by its bytes: no two of one kernel may be equal.
         png, text = self.draw(self.start, f"explorer {len(explorers)}")
@@ -191,10 +190,20 @@ class Explorer:
         self.background = self.figure.canvas.copy_from_bbox(self.figure.bbox) if self.moving else None
 
     def _on_message(self, _page: Page, message: dict[str, Any], _buffers: object) -> None:
-        self.ahead = message["near"]
+        self.near = message["near"]
         if "at" in message:
             self._answer(message["at"])
-        self._draw_ahead_after(0.005)
+        if self.near:
+            self.ahead = asyncio.get_running_loop().create_task(self._draw_ahead(self.near))
+
+    async def _draw_ahead(self, settings: list[list[float]]) -> None:
+        """Draw each in a turn of its own, while no newer list came: what the page wants to show comes in between."""
+        for at in settings:
+            await asyncio.sleep(0.001)
+            while cell_runs.is_set():
+                await asyncio.sleep(0.2)
+            if settings is self.near and at not in self.sent:  # else it may be on its way
+                self._answer(at)
 
     def _answer(self, at: list[float]) -> None:
         try:
@@ -205,18 +214,6 @@ class Explorer:
         else:
             self.sent.append(at)
             self.page.send({"at": at, "alt": text}, [png])
-
-    def _draw_ahead_after(self, seconds: float) -> None:
-        """Draw the next setting ahead in a turn of its own: what the page wants to show comes in between."""
-        if self.timer:
-            self.timer.cancel()
-        if self.ahead:
-            self.timer = asyncio.get_running_loop().call_later(seconds, self._draw_ahead)
-
-    def _draw_ahead(self) -> None:
-        if self.ahead and not cell_runs.is_set() and (at := self.ahead.pop(0)) not in self.sent:  # else on its way
-            self._answer(at)
-        self._draw_ahead_after(0.2 if cell_runs.is_set() else 0.001)
 
     def at(self, values: dict[str, Any]) -> bytes:
         """Return the picture of a setting. Raises AssertionError if it cannot be drawn."""
