@@ -206,8 +206,8 @@ def test_a_killed_peer_ends_the_command_and_files_keep_the_rows(tmp_path):
 
 
 def test_a_group_that_hangs_is_given_up():
-    with pytest.raises(PeerLost, match=r"Nothing came .* 20 s by the clock, at all_reduce by ring, 8B\..* 1 of 2 rows"):
-        for entry in measuring.group(Measurements(algorithms=["xla", "ring"], sizes=[8]), 2, 20):
+    with pytest.raises(PeerLost, match=r"Nothing came .* 8 s by the clock, at all_reduce by ring, 8B\..* 1 of 2 rows"):
+        for entry in measuring.group(Measurements(algorithms=["xla", "ring"], sizes=[8]), 2, 8):
             if isinstance(entry, Row):
                 children()[1].suspend()
     assert not children()
@@ -269,7 +269,7 @@ def test_only_the_first_of_a_group_prints():
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_group_that_lost_a_peer_ends(sent):
-    first, second = started_elsewhere(2, *ENDLESS, "--timeout", 20)
+    first, second = started_elsewhere(2, *ENDLESS, "--timeout", 8)
     try:
         wait_for(lambda: children(first) and children(second))
         wait_for(lambda: all(len(one.net_connections()) > 4 for one in children(first)))
@@ -279,7 +279,7 @@ def test_a_group_that_lost_a_peer_ends(sent):
             second.kill()
         assert first.wait(timeout=LONG) == 1
         if sent == signal.SIGSTOP:
-            said = r"Nothing came from the processes within a limit of (20|60) s by the clock"  # 60 to find each other
+            said = r"Nothing came from the processes within a limit of (8|60) s by the clock"  # 60 to find each other
             assert re.search(said, first.stderr.read())
     finally:
         for process in (first, second):

@@ -399,7 +399,7 @@ next_run()
 gc.disable()  # an interrupt that comes while JAX's own callback of the collector runs is lost
 for start in (
     lambda: train.fit(*long, learning_rate=0.1, **budget | {"epochs": 10**6}),
-    lambda: train.sweep(*long, learning_rate=[0.1] * 20_000, **budget),
+    lambda: train.sweep(*long, learning_rate=[0.1] * 2_000, **budget),
 ):
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
     try:

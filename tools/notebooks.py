@@ -117,12 +117,17 @@ def teaches(cell: ast.Module, captions: Iterable[str]) -> bool:
 
 
 def plumbing(notebook: NotebookNode) -> dict[str, bool]:
-    """For each code cell that draws or asks, by id: whether it does nothing else."""
+    """For each code cell that draws, captions or asks, by id: whether it does nothing else."""
     cells = {cell.id: syntax(cell) for cell in notebook.cells if cell.cell_type == "code"}
     explorers = [node for cell in cells.values() for node in ast.walk(cell) if isinstance(node, ast.Call)]
     given = [word.value for call in explorers if _path(call.func)[-1] == "explore" for word in call.keywords]
     captions = {value.id for value in given if isinstance(value, ast.Name)}
-    return {name: not teaches(cell, captions) for name, cell in cells.items() if shows(cell)}
+    shown = {name: cell for name, cell in cells.items() if shows(cell) or captions & _defined(cell)}
+    return {name: not teaches(cell, captions) for name, cell in shown.items()}
+
+
+def _defined(cell: ast.Module) -> set[str]:
+    return {part.name for part in cell.body if isinstance(part, ast.FunctionDef | ast.ClassDef)}
 
 
 def _path(expression: ast.expr) -> list[str]:
