@@ -123,7 +123,7 @@ def run() -> Iterator[Row]:
         cells = [nbformat.v4.new_code_cell(source) for source in (CURVES, EXPLORE, NEW, INTERACT)]
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "baseline.ipynb")
-        with lab.server(folder) as address, lab.browser() as page:
+        with lab.server(folder) as address, lab.chromium() as browser, lab.page(browser) as page:
             yield from baseline(page, address)
             for path in paths:
                 yield from each_slider(page, address, path)

@@ -38,3 +38,17 @@ def each_notebook(test):
     paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
     cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """This worker's browser."""
+    import lab  # needs Playwright, which the smoke test of the oldest versions does without
+
+    if not lab.find_chromium():
+        reason = "Chromium is not installed: no page was opened."
+        if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with lab.chromium() as browser:
+        yield browser

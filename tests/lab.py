@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 CHROMIUM_OPTIONS = [
@@ -132,7 +132,8 @@ window.dlscale = {
         return [...dlscale.outputs().filter(bad).map(text), ...alerts.map(alert => alert.innerText)];
     },
     pictures: control => Promise.all(dlscale.images(control.closest('.jp-Cell')).map(async image =>
-        btoa(String.fromCharCode(...new Uint8Array(await (await fetch(image.src)).arrayBuffer()))))),
+        btoa(Array.from(await dlscale.bytes(image), byte => String.fromCharCode(byte)).join('')))),
+    bytes: async image => new Uint8Array(await (await fetch(image.src)).arrayBuffer()),
     // Resolves to the milliseconds from the next key press to the frame with another picture; null after the limit.
     change: (control, limit) => new Promise(resolve => {
         const images = () => dlscale.images(control.closest('.jp-Cell'));
@@ -228,17 +229,24 @@ def _wait_until_up(process: subprocess.Popen, address: str, log: Path) -> None:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Page]:
-    """Start Chromium without a window and yield a page that knows `SCRIPT`."""
+def chromium() -> Iterator[Browser]:
+    """Start Chromium without a window; once at a time in a process, since Playwright runs in it once."""
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_OPTIONS)
-        page = chromium.new_page(viewport={"width": 1280, "height": 1600})
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_OPTIONS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def page(browser: Browser) -> Iterator[Page]:
+    """Open a page, in a context of its own, that knows `SCRIPT`."""
+    with browser.new_context(viewport={"width": 1280, "height": 1600}) as context:
+        page = context.new_page()
         page.add_init_script(SCRIPT)
         page.on("dialog", lambda dialog: dialog.accept())
-        try:
-            yield page
-        finally:
-            chromium.close()
+        yield page
 
 
 @contextlib.contextmanager

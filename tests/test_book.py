@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 from pathlib import Path
 
 import book  # tools/book.py
@@ -139,13 +138,8 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def browser():
-    if not lab.find_chromium():
-        reason = "Chromium is not installed: the book was not opened."
-        if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with lab.browser() as page:
+def browser(chromium):
+    with lab.page(chromium) as page:
         yield page
 
 

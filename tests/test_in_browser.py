@@ -6,7 +6,6 @@ page. That every end of every control works was seen before, without a browser (
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -26,19 +25,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def address(folder, programs):
-    if not lab.find_chromium():
-        reason = "Chromium is not installed: no control was moved in a browser."
-        if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+def address(folder, programs, chromium):
     with lab.server(folder, lab.keep_programs(programs)) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
-def page(address):
-    with lab.browser() as page:
+def page(address, chromium):
+    with lab.page(chromium) as page:
         yield page
 
 
