@@ -17,7 +17,7 @@ from benchmarks.timing import Row, row
 
 # Wall seconds of `once` on the quiet machine of two cores on which a notebook may take cold_start.BUDGET_SECONDS: the
 # median that `python -m benchmarks calibration` printed there.
-QUIET_SECONDS = 5.0
+QUIET_SECONDS = 3.9
 ROUNDS = 5
 
 

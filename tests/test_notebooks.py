@@ -22,7 +22,7 @@ from dlscale.course import sources
 NOTEBOOKS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
-MEMORY_BYTES = 1e9
+MEMORY_BYTES = 0.9e9
 CELL_SECONDS = 1800  # after so long a cell hangs, on any machine
 EXTREMES = "from dlscale.page import widgets\nassert widgets.explorers\nwidgets.check_extremes()"
 
