@@ -28,9 +28,8 @@ check: $(READY)  ## check style, walls and library: all but the notebooks' runs
 	$(PYTEST) --dist loadfile -m "not notebook"
 
 # Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
-# compiled. Only this and `check` grow with the course: a notebook adds some 100 s of one worker while it keeps the 30 s
-# from cold that `make bench` holds it to, and a room's tests should add no more than 20 s (the slowest are printed).
-# Eighteen notebooks: 15 minutes here, 7 in `check`; with installing and the oldest versions under half an hour.
+# compiled. Only this and `check` grow with the course: most of a notebook's time here is that of its own runs, twice, so
+# what shortens a notebook shortens this by more. A room's tests should add no more than 20 s; the slowest are printed.
 test: check  ## check all: also every notebook from cold, and its controls in a browser
 	$(PYTEST) --dist loadgroup -m notebook tests/test_notebooks.py tests/test_in_browser.py tests/test_book.py
 

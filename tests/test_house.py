@@ -250,6 +250,11 @@ def test_no_stray_paths_or_addresses():
     assert found == {}
 
 
+def test_what_is_no_text_is_pictures_and_data():
+    binary = {name for name in committed() if b"\0" in (ROOT / name).read_bytes()[:8000]}
+    assert {name for name in binary if Path(name).suffix not in (".png", ".npz")} == set()
+
+
 def test_stray_paths_and_addresses_are_noticed():
     assert stray("open('/ho" + "me/me/x')")
     assert stray("https://pypi" + ".org/simple")

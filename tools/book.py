@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 import notebooks as stored
+from dlscale.course import sources
 from dlscale.course.exercises import Exercise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,7 +139,7 @@ def build(paths: list[Path], target: Path, mathjax: Path, drawn: Path | None = N
 def run(path: Path, drawn: Path) -> tuple[NotebookNode, list[dict[str, Any]]]:
     """Return the notebook, run, and its explorers' frames; both are kept in the folder `drawn`."""
     hashes = stored.hashes(nbformat.read(path, as_version=4), path.stem).values()
-    kept = drawn / f"{path.stem}-{frames.digest([*hashes, Path(frames.__file__).read_text(encoding='utf-8')])}.json"
+    kept = drawn / f"{path.stem}-{sources.digest([*hashes, Path(frames.__file__).read_text(encoding='utf-8')])}.json"
     if not kept.is_file():
         print(f"{path.name}: running, and drawing its explorers …", flush=True)
         drawn.mkdir(parents=True, exist_ok=True)
@@ -173,14 +175,10 @@ def add_exercises(node: NotebookNode, name: str) -> None:
     exercises = {f"answer-{exercise.id}": exercise for exercise in known if isinstance(exercise, Exercise)}
     for cell, tag in tagged:
         exercise = exercises[tag]
-        folds = [(f"Hint {i}", f"<p>{_escape(hint)}</p>") for i, hint in enumerate(exercise.hints, 1)]
-        folds.append(("Solution", f'<pre class="mathjax_ignore">{_escape(exercise.code.strip())}</pre>'))
+        folds = [(f"Hint {i}", f"<p>{escape(hint)}</p>") for i, hint in enumerate(exercise.hints, 1)]
+        folds.append(("Solution", f'<pre class="mathjax_ignore">{escape(exercise.code.strip())}</pre>'))
         html = "".join(f"<details><summary>{text}</summary>{inside}</details>" for text, inside in folds)
         cell.outputs.append(nbformat.v4.new_output("display_data", {"text/html": f'<div class="help">{html}</div>'}))
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _write(node: NotebookNode, path: Path, resources: dict[str, Any]) -> None:

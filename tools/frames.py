@@ -7,11 +7,11 @@ an image and a sentence. Scripts load from a file:// address, where a page may n
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import itertools
 import json
 import os
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -147,22 +147,13 @@ def prediction(model: str, state: dict[str, dict[str, Any]], number: int) -> Not
         return None
     question, options = asked[0]["tooltip"], asked[0]["_options_labels"]
     buttons = "".join(
-        f'<label><input type="radio" name="{model}-{number}"> {_escape(option)}</label>' for option in options
+        f'<label><input type="radio" name="{model}-{number}"> {escape(option)}</label>' for option in options
     )
-    html = f'<fieldset class="guess"><legend>{_escape(question)}</legend>{buttons}</fieldset>'
+    html = f'<fieldset class="guess"><legend>{escape(question)}</legend>{buttons}</fieldset>'
     return nbformat.v4.new_output("display_data", {"text/html": html})
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def pack(name: str, explorer: dict[str, Any]) -> str:
     """The script that hands an explorer's frames to the page."""
     content = {"frames": explorer["frames"], "images": explorer["images"]}
     return f"dlscalePack({json.dumps(name)}, {json.dumps(content, separators=(',', ':'))});\n"
-
-
-def digest(texts: list[str]) -> str:
-    """A name for what was made from these texts."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
