@@ -10,6 +10,7 @@ import argparse
 import base64
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     """
     made, docs = stored_claims(notebooks), page.parent / "docs"
     text = fill(page.read_text(encoding="utf-8"), "map", course_map("notebooks/"))
-    total = ", ".join(f"{[claim.verdict for claim, _ in made].count(verdict)} *{verdict}*" for verdict in VERDICTS)
+    found = Counter(claim.verdict for claim, _ in made)
+    total = ", ".join(f"{found[verdict]} *{verdict}*" for verdict in VERDICTS if found[verdict])
     text = fill(text, "counts", f"{len(made)} claims so far: {total}.")
     text = fill(text, "claims", claims_table_of((pair for pair in made if pair[0].entry.get("telling")), "notebooks/"))
     files = {

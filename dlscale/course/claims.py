@@ -1,6 +1,14 @@
 """Claims: what a lecture or the course says, what was measured, and the verdict by a rule written before the run.
 
-A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". The README shows those marked `telling`.
+A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry has, beside the texts of its card:
+
+- `rule`: the whole 95 % interval lies above, below or within (±) the threshold, or between two;
+- `seeds`: the number of samples, at least five; `samples` says what they are where they are no seeds. `chance = false`:
+  they are not drawn at random, and the smallest and largest of them must keep the rule;
+- `of = "ours"`: a question of the course, not a statement of the source;
+- `scale = false`: if it does not hold, then that is no matter of scale;
+- `history`: rules that it had before, each with `date`, `from`, `to` and `why`;
+- `telling = true`: the README shows it.
 """
 
 from __future__ import annotations
@@ -20,6 +28,7 @@ from dlscale.lab.checks import known
 from dlscale.lab.intervals import Interval, interval
 
 VERDICTS = {"shows": ("●", "#0072B2"), "weak": ("◐", "#E69F00"), "not at this scale": ("○", "#767676")}
+VERDICTS["does not hold here"] = VERDICTS["not at this scale"]
 HEADINGS = ("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict")
 CLAIM_TYPE = "application/vnd.dlscale.claim+json"
 
@@ -41,18 +50,29 @@ class Claim:
     verdict: str
 
     def ours(self) -> str:
-        return f"{self.interval} {self.entry['unit']}, {self.entry['seeds']} {self.entry.get('of', 'seeds')}"
+        number = f"{self.entry['seeds']} {self.entry.get('samples', 'seeds')}"
+        kind = "" if self.entry.get("chance", True) else "the least and the most of "
+        return f"{self.interval} {self.entry['unit']}, {kind}{number}"
 
     def row(self) -> list[str]:
         """Its line in a table with `HEADINGS`."""
-        return [self.entry["statement"], self.entry["source_figure"], self.ours(), self.verdict]
+        return [self.entry["statement"], self._figure(), self.ours(), self.verdict]
+
+    def _figure(self) -> str:
+        return f"{'(our question) ' * (self.entry.get('of') == 'ours')}{self.entry['source_figure']}"
 
     def _lines(self) -> list[tuple[str, str]]:
-        criterion = f"{'±' if self.entry['rule'] == 'within' else ''}{self.entry['threshold']:g} {self.entry['unit']}"
+        sign = "±" if self.entry["rule"] == "within" else ""
+        limits = sign + " and ".join(f"{limit:g}" for limit in np.ravel(self.entry["threshold"]))
+        what = "the 95 % interval lies" if self.entry.get("chance", True) else "all lie"
         return [
             ("Claim", self.entry["statement"]),
-            ("Source", f"{self.entry['source']}: {self.entry['source_figure']}"),
-            ("Rule", f"{self.entry['measure']}: the 95 % interval lies {self.entry['rule']} {criterion}"),
+            ("Source", f"{self.entry['source']}: {self._figure()}"),
+            ("Rule", f"{self.entry['measure']}: {what} {self.entry['rule']} {limits} {self.entry['unit']}"),
+            *(
+                ("Before", "to {date} “{from}”, then “{to}”: {why}".format(**old))
+                for old in self.entry.get("history", ())
+            ),
             ("Ours", self.ours()),
             ("Verdict", f"{VERDICTS[self.verdict][0]} {self.verdict}"),
         ]
@@ -87,17 +107,27 @@ def claim(identity: str, samples: ArrayLike) -> Claim:
     if bad := np.count_nonzero(~np.isfinite(samples)):
         advice = "A diverged run counts: give it the value of a failed run (for accuracy, chance), do not drop it."
         raise ValueError(f"{bad} of the {samples.size} samples for claim {identity!r} are not finite. {advice}")
-    measured = interval(samples)
-    _made[identity] = Claim(identity, entry, measured, decide(measured, entry["rule"], entry["threshold"]))
+    chance = entry.get("chance", True)
+    measured = interval(samples) if chance else Interval(samples.mean(), samples.min(), samples.max())
+    verdict = decide(measured, entry["rule"], entry["threshold"], entry.get("scale", True))
+    _made[identity] = Claim(identity, entry, measured, verdict)
     return _made[identity]
 
 
-def decide(measured: Interval, rule: str, threshold: float) -> str:
-    """Return "shows" if the whole interval keeps the rule, "weak" if its mean does, else "not at this scale"."""
-    keeps = {"above": np.greater, "below": np.less, "within": lambda value, limit: abs(value) <= limit}
+def decide(measured: Interval, rule: str, threshold: ArrayLike, scale: bool = True) -> str:
+    """Return "shows" if the whole interval keeps the rule, "weak" if its mean does, else "not at this scale".
+
+    Or "does not hold here", where it is no matter of `scale`. The rule "between" has two numbers as its threshold.
+    """
+    keeps = {
+        "above": np.greater,
+        "below": np.less,
+        "within": lambda value, limit: abs(value) <= limit,
+        "between": lambda value, limits: limits[0] <= value <= limits[1],
+    }
     known("rule", rule, keeps)
     mean, low, high = (keeps[rule](value, threshold) for value in measured)
-    return "shows" if low and high else "weak" if mean else "not at this scale"
+    return "shows" if low and high else "weak" if mean else "not at this scale" if scale else "does not hold here"
 
 
 def verdicts() -> Text:
