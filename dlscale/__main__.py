@@ -1,7 +1,5 @@
 """The commands of the course, `python -m dlscale --help`: the only place that knows all of it."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

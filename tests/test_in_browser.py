@@ -1,7 +1,7 @@
 """Each notebook in JupyterLab in a real browser: what only a browser can tell.
 
 All cells run there, every control has a name, is reached and moved by keyboard, and picture and caption follow in the
-page. That every end of every control works was seen before, without a browser (`widgets.check_extremes`).
+page. That every end of every control works was seen before, without a browser (`extremes.check`).
 """
 
 from __future__ import annotations

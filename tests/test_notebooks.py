@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import conventions
+import extremes
 import nbformat
 import pytest
 from conftest import each_notebook
@@ -24,7 +26,7 @@ EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 MEMORY_BYTES = 0.9e9
 CELL_SECONDS = 1800  # after so long a cell hangs, on any machine
-EXTREMES = "from dlscale.page import widgets\nassert widgets.explorers\nwidgets.check_extremes()"
+EXTREMES = f"{inspect.getsource(extremes)}\n\nassert widgets.explorers\ncheck()"
 
 
 @EACH

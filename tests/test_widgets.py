@@ -2,6 +2,7 @@ import asyncio
 import base64
 import io
 
+import extremes
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -121,7 +122,7 @@ def test_an_answer_carries_the_setting_the_sentence_and_the_picture(shown):
     explorer = explore()
     message, (picture,) = ask(explorer, [2, 1])
     assert message == {"at": [2, 1], "alt": "slope 3.0, fancy"}
-    assert picture == explorer.at({"slope": 3.0, "kind": "fancy"})
+    assert picture == explorer.draw({"slope": 3.0, "kind": "fancy"})[0]
     assert picture != ask(explorer, [0, 1])[1][0]
 
 
@@ -191,18 +192,18 @@ def test_check_extremes_visits_every_end(shown):
         return lambda slope, kind: seen.append((slope, kind)) or update(slope * (2 if kind == "fancy" else 1), "plain")
 
     explore(make=make, kinds=["plain", "fancy", "third"])
-    widgets.check_extremes()
+    extremes.check()
     assert {(1.0, "plain"), (3.0, "plain"), (1.0, "third"), (3.0, "third"), (2.0, "fancy")} <= set(seen)
 
 
 def test_check_extremes_fails_for_a_failing_callback_and_for_an_idle_control(shown):
     explore(kinds=["plain", "broken"])
     with pytest.raises(AssertionError, match="failed at"):
-        widgets.check_extremes()
+        extremes.check()
     widgets.explorers.clear()
     explore()  # "kind" moves nothing
     with pytest.raises(AssertionError, match="'kind' of explorer 0 never changed the picture"):
-        widgets.check_extremes()
+        extremes.check()
 
 
 def test_controls_start_where_asked_and_know_their_texts():

@@ -5,8 +5,6 @@ is that of a single example's. Its squared norm is on average |G|² + tr Σ / B:
 tr Σ / |G|², the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, §2.2).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The exercises of 04_batch_size_and_lars ."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Every arm has the same deep network, epochs, warm-up and decay, and a grid of as many rates, each twice the last.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from operator import itemgetter

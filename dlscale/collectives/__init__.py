@@ -20,8 +20,6 @@ The words, used for nothing else here:
 what has reached whom by then.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The command `python -m dlscale measure`: a table of measurements as they are made, and CSV and plot of them."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import csv

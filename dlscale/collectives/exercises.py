@@ -1,7 +1,5 @@
 """The exercises of 08_collectives."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import operator

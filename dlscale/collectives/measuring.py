@@ -4,8 +4,6 @@ Sizes and bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/
 be laid beside its own: a size is what one worker has in the end or, for scatter, what the root has at the beginning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -246,19 +244,17 @@ def _of_all_processes(values: np.ndarray) -> np.ndarray:
 
 def alone(what: Measurements, count: int | None) -> Iterator[Entry]:
     """Measure among devices of this process: so many emulated ones; without a number all accelerators, or 8 emulated
-    devices if less than two are found. Raises ValueError if JAX has started with too few.
+    devices if less than two are found. Raises DeviceError if JAX has started with too few.
     """
-    wanted = EMULATED if count is None else checks.whole("The number of devices", count)
-    with contextlib.suppress(RuntimeError):  # raised once JAX has started
-        jax.config.update("jax_num_cpu_devices", wanted)
-    found, kind = jax.devices(), DEVICES
-    if count is None and found[0].platform != "cpu" and len(found) > 1:
-        wanted, kind = len(found), found[0].device_kind
-    else:
-        found = jax.devices("cpu")
-        what.check_memory(wanted)
-    automatic = (jax.sharding.AxisType.Auto,)
-    yield from run(what, jax.make_mesh((wanted,), ("workers",), axis_types=automatic, devices=found), kind)
+    if count is None:
+        with contextlib.suppress(RuntimeError):  # raised once JAX has started
+            jax.config.update("jax_num_cpu_devices", EMULATED)
+        if (found := jax.devices())[0].platform != "cpu" and len(found) > 1:
+            yield from run(what, devices.mesh(), found[0].device_kind)
+            return
+    wanted = EMULATED if count is None else count
+    what.check_memory(wanted)
+    yield from run(what, devices.mesh(wanted), DEVICES)
 
 
 RANKS = {  # what names the number of a process, and that of all processes

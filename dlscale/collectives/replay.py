@@ -5,8 +5,6 @@ they come from and one for their place in the array. Instead of adding, the work
 shows whose numbers are in it.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp

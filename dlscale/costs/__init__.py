@@ -5,8 +5,6 @@ a round lasts until its last message has arrived and is combined. Nothing here i
 sources named beside them, or from the caller.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -11,8 +11,6 @@ A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry h
 - `telling = true`: the README shows it.
 """
 
-from __future__ import annotations
-
 import functools
 import html
 import tomllib

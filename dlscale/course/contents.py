@@ -1,7 +1,5 @@
 """The map: the notebooks of the course, in order, as `contents.toml` lists them."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from pathlib import Path

@@ -3,8 +3,6 @@
 Those with ids "<room>-<slug>" are the instances of `Exercise` that the module `dlscale.<room>.exercises` names.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

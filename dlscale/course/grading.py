@@ -11,8 +11,6 @@ course. `dlscale.lab.processes` says where they can also signal other processes.
 that can be thrown away.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

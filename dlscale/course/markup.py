@@ -1,7 +1,5 @@
 """Text that a notebook shows formatted, and tables in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

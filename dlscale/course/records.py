@@ -4,8 +4,6 @@ An experiment "<room>-<name>" is an instance of `Experiment` in the room's modul
 `data/results/<id>.json`. `python -m dlscale run` lists them, `… ID` runs one and renews its record.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

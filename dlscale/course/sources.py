@@ -5,8 +5,6 @@ given do not count; the contents of a TOML file that stands beside a module and 
 module adds to a table from outside is not seen: tables are written down where they are defined.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import symtable

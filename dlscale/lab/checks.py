@@ -1,7 +1,5 @@
 """Errors in plain words for arguments that cannot work: what was given, and what to do instead."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import numbers

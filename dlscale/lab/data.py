@@ -5,8 +5,6 @@ fetched once with `download`, or read from a folder of the original files. `data
 and licence.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """The machine: its cores and memory, emulated devices on one processor, and processes that work together."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib
@@ -64,7 +62,7 @@ def emulate(count: int) -> list[jax.Device]:
     count = checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
-    have = jax.devices()
+    have = jax.devices("cpu")  # also where there is a GPU
     if len(have) < count:
         line = f"dlscale.lab.devices.emulate({count})"
         advice = f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
@@ -73,7 +71,10 @@ def emulate(count: int) -> list[jax.Device]:
 
 
 def mesh(count: int | None = None) -> jax.sharding.Mesh:
-    """A mesh of `count` devices (default: all) for `jax.shard_map`, its axis "workers". Raises as `emulate` does."""
+    """A mesh for `jax.shard_map` with the axis "workers": of `count` emulated devices, or of all that JAX has found.
+
+    Raises as `emulate` does.
+    """
     found = jax.devices() if count is None else emulate(count)
     return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
 

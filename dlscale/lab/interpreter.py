@@ -3,8 +3,6 @@
 Nothing is compiled. It knows the instructions of this course's collectives, on whole numbers of up to 63 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Means with their uncertainty over seeds."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The two things that JAX has no public name for, in one place; tests notice when a new JAX has moved them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jax._src import core

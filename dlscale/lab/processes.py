@@ -10,8 +10,6 @@ child's mark in its environment. What remains possible there: a child can signal
 and a process that detaches itself, clears its environment and, on Linux, kills the keeper is not found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@ The only reader of traced programs. `follow` walks through one and opens what is
 what is counted on the way is a `Reader`. Sizes are in bytes. Arguments may be arrays or `jax.ShapeDtypeStruct`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

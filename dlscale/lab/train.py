@@ -7,8 +7,6 @@ run a core. Tests are a program of their own: another test set does not compile 
 `tune` chooses among settings.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

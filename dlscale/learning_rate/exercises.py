@@ -1,7 +1,5 @@
 """The exercises of 03_learning_rate."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ same loss with other parameters or data of the same shapes is not compiled again
 known by its products with vectors (Pearlmutter 1994), each at the price of a few gradients.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The exercises of 02_loss_landscapes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Figures are made without pyplot: nothing stays open behind the notebook, and callbacks may draw from any thread.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The button that runs a recorded experiment again."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

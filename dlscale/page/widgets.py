@@ -10,7 +10,6 @@ import asyncio
 import base64
 import collections
 import html
-import itertools
 import os
 import sys
 import threading
@@ -40,7 +39,7 @@ MAX_FRAME_BYTES = 1_000_000  # a figure of the course takes 30 to 80 kB
 # Outputs live apart from the page's other scripts there, so that no picture can be found.
 ISOLATED = "google.colab" in sys.modules or not {"VSCODE_PID", "VSCODE_CWD"}.isdisjoint(os.environ)
 
-explorers: list[Explorer] = []  # those of this kernel, for `check_extremes`
+explorers: list[Explorer] = []  # those of this kernel
 cell_runs = threading.Event()  # nothing is drawn ahead then: a cell may be timing something
 
 
@@ -215,13 +214,6 @@ class Explorer:
             self.sent.append(at)
             self.page.send({"at": at, "alt": text}, [png])
 
-    def at(self, values: dict[str, Any]) -> bytes:
-        """Return the picture of a setting. Raises AssertionError if it cannot be drawn."""
-        try:
-            return self.draw(values)[0]
-        except Exception as error:
-            raise AssertionError(f"Explorer {explorers.index(self)} failed at {values}.") from error
-
 
 def cell_ended(_result: object) -> None:
     """Let the pages drop what they keep: the cell may have changed what a figure shows."""
@@ -235,18 +227,3 @@ def cell_ended(_result: object) -> None:
 if shell := get_ipython():
     shell.events.register("pre_run_cell", lambda _info: cell_runs.set())
     shell.events.register("post_run_cell", cell_ended)
-
-
-def check_extremes() -> None:
-    """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
-
-    Raises AssertionError for a picture that cannot be drawn and for a control that never changed the picture.
-    """
-    for order, explorer in enumerate(explorers):
-        ends = {name: (control.values[0], control.values[-1]) for name, control in explorer.controls.items()}
-        for name, control in explorer.controls.items():
-            values = control.values if control.kind == "menu" else ends[name]
-            if len({explorer.at(explorer.start | {name: value}) for value in values}) < 2:
-                raise AssertionError(f"Control {name!r} of explorer {order} never changed the picture.")
-        for corner in itertools.product(*ends.values()):
-            explorer.at(dict(zip(ends, corner, strict=True)))

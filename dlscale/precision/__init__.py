@@ -6,8 +6,6 @@ It works on the bits, in integers, because a CPU's floating-point unit flushes f
 
 # ruff: noqa: A001, A002 - a number's format is called "format", as everywhere in the field
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple

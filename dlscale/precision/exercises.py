@@ -1,7 +1,5 @@
 """The exercises of 05_precision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

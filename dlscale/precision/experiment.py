@@ -3,8 +3,6 @@
 Gupta et al. 2015 (arXiv:1502.02551): every number is a word of 16 bits, `fraction_bits` of them behind the point.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The exercises of 07_recomputation."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

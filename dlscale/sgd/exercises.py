@@ -1,7 +1,5 @@
 """The exercises of 01_sgd."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

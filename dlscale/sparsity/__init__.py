@@ -4,8 +4,6 @@ A weight w is (in, out) in a dense layer and (height, width, in, out) in a convo
 with fewer than two axes (biases, scales and shifts of a normalisation) are never pruned: their mask is 1 throughout.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

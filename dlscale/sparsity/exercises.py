@@ -1,7 +1,5 @@
 """The exercises of 06_sparsity."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The recorded experiments of notebook 06: how large the pieces are that are pruned, and recurrent nets, pruned."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

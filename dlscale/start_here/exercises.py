@@ -1,7 +1,5 @@
 """The exercise of 00_start_here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dlscale.course.exercises import Exercise, compare
