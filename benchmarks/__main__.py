@@ -22,10 +22,7 @@ import psutil
 from benchmarks.timing import Row
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "tests"))
-
-import lab  # noqa: E402  tests/lab.py
-
+sys.path.insert(0, str(HERE.parent / "tests"))  # for lab.py
 BENCHMARKS = ("calibration", "cold_start", "slider_latency", "train_speed", "landscape_speed", "quantize_speed")
 
 
@@ -57,12 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 def in_child(name: str, folder: Path) -> dict[str, object]:
     """Run one benchmark in a session of its own; return its `rows`, or why it `failed`, and its `seconds`.
 
-    What it leaves is in `folder`, also the programs that cold_start compiled, which slider_latency finds there.
+    What it leaves is in `folder`.
     """
     print(f"{name} … ", end="", file=sys.stderr, flush=True)
     start, file = time.perf_counter(), folder / f"{name}.json"
     command = [sys.executable, "-m", "benchmarks", "--here", name, f"--json={file}"]
-    environment = os.environ | lab.keep_programs(folder / "programs") | {"TMPDIR": str(folder)}
+    environment = os.environ | {"TMPDIR": str(folder)}
     try:
         child = subprocess.Popen(
             command, cwd=HERE.parent, env=environment, start_new_session=True, text=True, encoding="utf-8",

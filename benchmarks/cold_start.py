@@ -1,9 +1,12 @@
-"""Each notebook from its kernel's start to its end, nothing compiled before, over the calibration beside it."""
+"""Each notebook from its kernel's start to its end, nothing compiled before, over the calibration beside it.
+
+Then, in the same kernel, how long it draws a frame of each control of its explorers: what a slider waits for.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +25,20 @@ from benchmarks.timing import Row, row
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 BUDGET_SECONDS = 30  # for a notebook, and for its first picture, on the machine of calibration.QUIET_SECONDS
 FIRST_PICTURE_SECONDS = 15
+FRAME_MS = 100  # for one frame
+FRAMES = """
+import json, time
+from dlscale.page import widgets
+
+def milliseconds(explorer, name, control):
+    values = [value for value in control.values if value != control.start][:5]
+    begin = time.perf_counter()
+    for value in values:
+        explorer.draw(explorer.start | {name: value})
+    return 1000 * (time.perf_counter() - begin) / len(values)
+
+print(json.dumps([milliseconds(e, *control) for e in widgets.explorers for control in e.controls.items()]))
+"""
 
 
 class Cold(NamedTuple):
@@ -32,16 +49,19 @@ class Cold(NamedTuple):
     processor: float
 
 
-def cold(path: Path) -> Cold:
-    """Run the notebook in a new kernel that finds no compiled program. What it compiles is kept for later kernels."""
+def cold(path: Path) -> tuple[Cold, list[float]]:
+    """Run the notebook in a new kernel that finds no compiled program; also milliseconds of a frame of each control."""
     notebook = nbformat.read(path, as_version=4)
-    pictures, processor = [], 0.0
+    notebook.cells.append(nbformat.v4.new_code_cell(FRAMES))
+    pictures, wall, processor = [], 0.0, 0.0
 
-    def executed(cell: nbformat.NotebookNode, **_: object) -> None:
-        nonlocal processor
+    def executed(cell: nbformat.NotebookNode, cell_index: int, **_: object) -> None:
+        nonlocal wall, processor
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
             pictures.append(perf_counter() - start)
-        processor = sum(psutil.Process(client.km.provisioner.pid).cpu_times()[:4])
+        if cell_index < len(notebook.cells) - 1:
+            wall = perf_counter() - start
+            processor = sum(psutil.Process(client.km.provisioner.pid).cpu_times()[:4])
 
     client = NotebookClient(
         notebook,
@@ -53,17 +73,14 @@ def cold(path: Path) -> Cold:
     with tempfile.TemporaryDirectory() as programs:
         start = perf_counter()
         client.execute(env=os.environ | lab.keep_programs(Path(programs)))
-        wall = perf_counter() - start
-        if kept := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-            shutil.copytree(programs, kept, copy_function=shutil.move, dirs_exist_ok=True)
-    return Cold(pictures[0], wall, processor)
+    return Cold(pictures[0], wall, processor), json.loads(notebook.cells[-1].outputs[0].text)
 
 
 def run() -> Iterator[Row]:
     calibration.once()
     before = calibration.once()
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        seconds, after = cold(path), calibration.once()
+        (seconds, frames), after = cold(path), calibration.once()
         wall, processor = ((before[name] + after[name]) / 2 for name in ("whole", "processor"))
         before, task = after, f"{path.stem}, from cold: ratio to the calibration"
         limits = {"wall": BUDGET_SECONDS, "first_picture": FIRST_PICTURE_SECONDS}
@@ -72,3 +89,7 @@ def run() -> Iterator[Row]:
             over = limit is not None and ratio > limit / calibration.QUIET_SECONDS
             note = f"OVER its budget of {limit / calibration.QUIET_SECONDS:.2f}" if over else ""
             yield row(task, name.replace("_", " "), np.array([value]), "s", ratio, note)
+        note = f"a frame took over {FRAME_MS} ms" if max(frames) > FRAME_MS else ""
+        yield row(
+            f"{path.stem}, the kernel's part of a move", f"{len(frames)} controls", np.array(frames), "ms", note=note
+        )

@@ -1,12 +1,11 @@
 """From a key press on a slider to the first frame with the new picture, in JupyterLab and Chromium on this machine.
 
-First one figure drawn by `widgets.explore` and by `interact` with `plt.show`, on a fast line and with 150 ms added to
-each message between page and kernel; then every slider of every notebook.
+One figure drawn by `widgets.explore` and by `interact` with `plt.show`, on a fast line and with 150 ms added to each
+message between page and kernel. How long the kernel draws the notebooks' own figures, `cold_start` tells.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import numpy as np
 
 from benchmarks.timing import Row, row, rows
 
-NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 PRESSES, WARM_UP, ROUNDS = 5, 1, 7
 STEPS, STEP_SECONDS = 20, 0.25  # a reader who looks at each picture
 DELAYS = {"on a fast line": 0, "with 150 ms added to each message": 150}
@@ -105,27 +103,12 @@ def baseline(page: lab.Page, address: str) -> Iterator[Row]:
             yield row(task, "widgets.explore, four new steps a second", np.array(walk), "ms")
 
 
-def each_slider(page: lab.Page, address: str, path: Path) -> Iterator[Row]:
-    with lab.opened(page, address.format(path.name)) as notebook:
-        for slider in notebook.sliders():
-            times = np.array(list(presses(notebook, slider, WARM_UP + PRESSES))[WARM_UP:])
-            idle = int(np.isnan(times).sum())
-            note = f"{idle} of {PRESSES} key presses changed no picture" if idle else ""
-            seen = times[~np.isnan(times)] if idle < PRESSES else times
-            label = slider.evaluate("slider => slider.labels[0].innerText")
-            yield row(f"Slider to picture, {path.stem}", label, seen, "ms", note=note)
-
-
 def run() -> Iterator[Row]:
     if lab.find_chromium() is None:
         raise FileNotFoundError("Chromium is not installed: sliders cannot be timed.")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(shutil.copytree(NOTEBOOKS, Path(temporary) / "notebooks"))
-        paths = sorted(folder.glob("*.ipynb"))
         cells = [nbformat.v4.new_code_cell(source) for source in (CURVES, EXPLORE, NEW, INTERACT)]
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "baseline.ipynb")
-        with lab.server(folder) as address, lab.chromium() as browser, lab.page(browser) as page:
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), Path(temporary, "baseline.ipynb"))
+        with lab.server(Path(temporary)) as address, lab.chromium() as browser, lab.page(browser) as page:
             yield from baseline(page, address)
-            for path in paths:
-                yield from each_slider(page, address, path)
