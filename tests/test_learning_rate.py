@@ -1,15 +1,21 @@
-"""Rides against gradient descent written out, and the laws of recording: what is driven can be rewound and replayed."""
+"""Rides, which can be rewound and replayed; answers to the exercises, right and naive; what the notebook suggests."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale.learning_rate import Ride
+from dlscale.learning_rate import Ride, exercises
+
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_learning_rate.ipynb"
 
 CURVATURES = np.array([1.0, 4.0], np.float32)
 START = np.array([1.0, -2.0], np.float32)
@@ -100,3 +106,173 @@ def test_an_empty_ride():
         _ = ride.history
     with pytest.raises(ValueError, match="frames must be a whole number"):
         ride.drive(0.1, frames=-1)
+
+
+# The exercises: what is right is accepted however it is written, what is naive is refused
+
+
+def follow_in_other_words(w, v, rate, steps):
+    a, b = map(float, w)
+    noted = np.zeros(steps)
+    for step in range(steps):
+        error = a * b - 1
+        H = np.outer([b, a], [b, a]) + error * np.array([[0, 1], [1, 0]])
+        product = H @ v
+        noted[step], v = np.dot(product, v), product / np.sqrt((product**2).sum())
+        a, b = a - rate * error * b, b - rate * error * a
+    return [np.array([a, b]), noted]
+
+
+def broken(line: str, instead: str):
+    """The reference answer with one line spoilt."""
+    assert line in exercises.follow.code
+    namespace = {"np": np}
+    exec(exercises.follow.code.replace(line, instead), namespace)
+    return namespace["follow"]
+
+
+NAIVE_FOLLOWERS = {
+    "the length of v": broken("v = Hv / np.linalg.norm(Hv)", "v = Hv"),
+    "v stays": broken("v = Hv / np.linalg.norm(Hv)", "pass"),
+    "no curvature of the network itself": broken("2 * a * b - 1], [2 * a * b - 1", "a * b], [a * b"),
+    "one weight after the other": broken(
+        "w = w - rate * (a * b - 1) * np.array([b, a])",
+        "a = a - rate * (a * b - 1) * b; b = b - rate * (a * b - 1) * a; w = np.array([a, b])",
+    ),
+    "uphill": broken("w - rate", "w + rate"),
+    "a step less": broken("range(steps)", "range(steps - 1)"),
+    "the weights alone": lambda *args: follow_in_other_words(*args)[0],
+}
+
+
+def test_following_the_sharpness_in_other_words_is_right():
+    right, line = exercises.follow.judge(follow_in_other_words)
+    assert right, line
+
+
+@pytest.mark.parametrize("name", NAIVE_FOLLOWERS)
+def test_a_naive_follower_is_refused(name):
+    assert not exercises.follow.judge(NAIVE_FOLLOWERS[name])[0]
+
+
+def smoothed(rates, losses):
+    means = [losses[max(0, i - 40) : i + 41].mean() for i in range(len(losses))]
+    return rates[int(np.argmin(means))]
+
+
+def largest_by_power(A, beta):
+    return (1 + beta) * 2 / np.linalg.norm(A, 2)
+
+
+def in_two_pieces(step, total, warmup, peak):
+    return float(optax.warmup_cosine_decay_schedule(0.0, peak, warmup, total)(step))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "right"),
+    [
+        ("stable", largest_by_power, True),
+        ("stable", lambda A, beta: 2 * (1 + beta) / np.diag(A).max(), False),
+        ("stable", lambda A, beta: 2 / np.linalg.eigvalsh(A)[-1], False),
+        ("stable", lambda A, beta: 2 / np.linalg.eigvalsh(A)[-1] / (1 - beta), False),
+        ("steps", lambda low, high, rate: int(np.ceil(np.log(1000) / -np.log(abs(1 - rate * low)))), False),
+        ("read", smoothed, True),
+        ("read", lambda rates, losses: rates[np.argmin(losses)], False),
+        ("schedule", in_two_pieces, True),
+        ("schedule", lambda step, total, warmup, peak: peak * (1 + np.cos(np.pi * step / total)) / 2, False),
+    ],
+)
+def test_answers(name, answer, right):
+    judged, line = vars(exercises)[name].judge(answer)
+    assert judged is right, line
+
+
+STEP = np.arange(744)
+SHAPES = {
+    "a straight fall": (0.09 * (1 - STEP / 744), True),
+    "a climb and a cosine": (0.1 * np.minimum(1, (STEP + 1) / 74) * (1 + np.cos(np.pi * STEP / 744)) / 2, True),
+    "the constant rate itself": (np.full(744, exercises.BEST_CONSTANT), False),
+    "half of it": (np.full(744, exercises.BEST_CONSTANT / 2), False),
+    "too large": (np.full(744, 3.0), False),
+    "uphill": (np.linspace(0.1, -0.01, 744), False),
+    "too short": (np.linspace(0.1, 0, 743), False),
+    "not finite": (np.full(744, np.nan), False),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_rates_that_beat_the_constant_one_on_fresh_seeds_are_right(shape):
+    rates, right = SHAPES[shape]
+    judged, line = exercises.beat.judge(rates)
+    assert judged is right, line
+
+
+@pytest.mark.parametrize("rate", [1 / 64, 1 / 16])
+def test_the_constant_rate_to_beat_is_the_best_of_its_grid(rate):
+    best, other = exercises._accuracies(np.full(744, rate), range(980, 990)).mean(1)
+    assert other < best
+
+
+# What the notebook suggests to try
+
+
+CELLS = {cell.id.removeprefix("learning_rate-"): cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
+LIGHT = {
+    "seed=range(8, 18), learning_rate=RATES": "seed=range(8, 10), learning_rate=RATES[-2:]",
+    "seeds=range(40, 56), tuning_seeds=range(30, 33)": "seeds=range(40, 42), tuning_seeds=range(30, 31)",
+    "more = dict(seeds=range(40, 88))": "more = {}",
+}
+
+
+def run_cells(names: str, edits: dict[str, str]) -> dict:
+    """Run these cells of the notebook with all edits made, and with the few seeds of LIGHT; return their names."""
+    namespace: dict = {}
+    sources = {name: CELLS[name] for name in names.split()}
+    for old, new in (edits | LIGHT).items():
+        found = [name for name, source in sources.items() if old in source]
+        assert found or old in LIGHT, f"no cell has {old!r}"
+        sources |= {name: sources[name].replace(old, new) for name in found}
+    for source in sources.values():
+        exec(source, namespace)
+    return namespace
+
+
+def suggested(code: str) -> str:
+    assert f"`{code}`" in CELLS["91"], f"the notebook does not suggest {code}"
+    return code
+
+
+COMPARING = "01 03 05 40 41 42 scheduled 57 58-method shape-guess 60 schedule-table"
+LINEAR = suggested('"linear": 1 - step / STEPS')
+SUGGESTIONS = {
+    "a schedule of one's own": {'"range test": 2.0 **': f'{LINEAR},\n    "range test": 2.0 **'},
+    "Adam": {
+        "optax.sgd(lambda step: learning_rate * TABLE[jnp.int32(schedule), step], momentum=momentum)": suggested(
+            "optax.adam(lambda step: learning_rate * TABLE[jnp.int32(schedule), step], b1=momentum)"
+        ),
+        "GRID = [2.0**k for k in range(-6, -1)]": "GRID = [2.0**k / 8 for k in range(-6, -1)]",
+    },
+    "twice the budget": {"epochs=8": suggested("epochs=16")},
+}
+
+
+@pytest.mark.parametrize("name", SUGGESTIONS)
+def test_a_comparison_that_is_suggested_runs(name, monkeypatch, capsys):
+    monkeypatch.setenv("DLSCALE_CACHE", "off")
+    monkeypatch.setattr("dlscale.page.figures.display", lambda *given, **options: None)
+    found = run_cells(COMPARING, SUGGESTIONS[name])
+    printed = capsys.readouterr().out
+    assert "equal to optax within rounding: False" not in printed
+    assert ("linear" in found["arms"]) == (name == "a schedule of one's own")
+    assert len(found["step"]) == found["STEPS"] == (1488 if name == "twice the budget" else 744)
+    assert all(np.isfinite(found["tested"](arm)).all() for arm in found["arms"])
+
+
+def test_cross_entropy_in_section_2_runs_and_gets_flat_in_the_end(monkeypatch):
+    monkeypatch.setenv("DLSCALE_CACHE", "off")
+    body = CELLS["23"][CELLS["23"].index("    error = ") :]
+    logits = "tanh_network.apply(as_params(w), x)"
+    new = suggested(f"optax.softmax_cross_entropy_with_integer_labels({logits}, y).mean()")
+    found = run_cells("01 03 23 25 26 34", {body: f"    return {new}\n", "length=56": "length=160"})
+    sharpness = np.array(found["descend"](found["first"](8), 0.4, found["x"], found["y"])[0])
+    assert np.isfinite(sharpness).all() and sharpness[-1] < 0.8 * sharpness.max()
