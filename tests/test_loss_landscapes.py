@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import optax
 import pytest
@@ -15,7 +18,9 @@ from jax.flatten_util import ravel_pytree
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 from dlscale import loss_landscapes as room
+from dlscale.course import records
 from dlscale.lab import models
+from dlscale.loss_landscapes import exercises, experiment
 
 KEY = jax.random.key(0)
 NET = models.mlp((4, 6, 5, 3))
@@ -398,3 +403,91 @@ def test_trajectories_that_span_no_plane_are_refused(trajectory, message):
 def test_counts_must_be_positive(name):
     with pytest.raises(ValueError, match=name):
         room.spectral_density(total, SMALL, KEY, **{name: 0})
+
+
+# The recorded nets
+
+
+@pytest.mark.parametrize("net", experiment.NETS)
+def test_a_scan_over_stacked_blocks_is_the_model(net):
+    model = models.resnet(experiment.DEPTH, net == "skips", shape=(14, 14, 1))
+    params, x = weights(model), np.random.default_rng(0).normal(size=(3, 14, 14, 1)).astype(np.float32)
+    stacked = experiment.stacked(params)
+    np.testing.assert_allclose(experiment.scores(net, stacked, x), model.apply(params, x), rtol=1e-3, atol=1e-4)
+    again = experiment.unstacked(stacked)
+    assert jax.tree.structure(again) == jax.tree.structure(params)
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True))
+
+
+def test_the_surfaces_are_of_the_chosen_rates_and_all_nets_came_to_the_same_loss():
+    record = records.read("loss_landscapes-skips")
+    assert {net: record.options("rate", net=net, judged_on="test")[0] for net in experiment.NETS} == experiment.CHOSEN
+    losses = record.values("loss", judged_on="test")
+    np.testing.assert_allclose(losses, experiment.TARGET, rtol=0.01)
+
+
+# The exercises that a reader writes: the naive answers are refused, other right ones are not
+
+
+def along_line(params, gaussian, distances, axes=lambda w: tuple(range(w.ndim - 1)), still=2):
+    def direction(w, d):
+        return d * np.sqrt((w**2).sum(axes(w)) / (d**2).sum(axes(w))) if w.ndim >= still else 0 * w
+
+    return [{k: jnp.asarray(w + a * direction(w, gaussian[k])) for k, w in params.items()} for a in distances]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (along_line, True),
+        (functools.partial(along_line, axes=lambda w: None), False),  # one size for a whole layer
+        (functools.partial(along_line, axes=lambda w: 0), False),  # right for dense layers only
+        (functools.partial(along_line, still=1, axes=lambda w: 0), False),  # biases move
+        (lambda params, gaussian, distances: along_line(params, gaussian, distances)[:-1], False),
+        (lambda params, gaussian, distances: [params for _ in distances], False),
+    ],
+    ids=["with jax", "by layer", "first axis", "biases", "one missing", "no direction"],
+)
+def test_the_line_exercise(answer, right):
+    assert exercises.line.judge(answer)[0] == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (lambda W1, b1, W2, b2: (W1, b1, W2 / 10, b2 / 10), True),
+        (lambda W1, b1, W2, b2: (0.3 * W1, 0.3 * b1, W2, 0.3 * b2), True),
+        (lambda W1, b1, W2, b2: (W1, b1, 0.2 * W2, 0.2 * b2 + 5), True),
+        (lambda W1, b1, W2, b2: (8 * W1, 8 * b1, W2 / 8, b2), False),
+        (lambda W1, b1, W2, b2: (W1, b1, W2 / 10, b2), False),
+        (lambda W1, b1, W2, b2: (W1, b1, 0 * W2, 0 * b2), False),
+        (lambda W1, b1, W2, b2: (W1, b1, W2, b2), False),
+    ],
+    ids=["scores", "homogeneous", "shifted", "two layers", "without the bias", "nothing left", "unchanged"],
+)
+def test_the_disguise_exercise(answer, right):
+    assert exercises.disguise.judge(answer)[0] == right
+
+
+# What the notebook suggests
+
+
+def test_all_that_the_notebook_suggests_works():
+    path = Path(__file__).parent.parent / "notebooks" / "02_loss_landscapes.ipynb"
+    cells = {cell.id.removeprefix("landscape-"): cell.source for cell in nbformat.read(path, as_version=4).cells}
+    names = ["01", "03", "05", "06", "09", "72", "trial", "tune", "arms", "84"]
+    sources = [cells[name] for name in names]
+    sources[names.index("tune")] = "SEEDS = range(200, 216)"  # no tuning: the rates are given
+    sources[names.index("arms")] = cells["arms"].split("def unstacked")[0]
+    sources[names.index("84")] = cells["84"].split("tops, traces")[0]
+    suggestions = re.findall(r"```python\n(.*?)```", cells["98"], re.DOTALL)
+    assert len(suggestions) == 4
+    namespace = {"distances": np.linspace(-1, 1, 5)}
+    for source in sources + suggestions:
+        *body, last = source.strip().splitlines()
+        namespace.pop("result", None)
+        exec("\n".join([*body, f"result = {last}" if source in suggestions else last]), namespace)
+        if source in suggestions:
+            result = namespace["result"]
+            values = list(result.values()) if isinstance(result, dict) else result
+            assert np.isfinite(np.asarray(values, float)).all()

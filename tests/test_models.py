@@ -16,6 +16,8 @@ ONE_OF_EACH = {
     "mlp, batch norm": (models.mlp((40, 16, 10), norm="batch"), (40,)),
     "mlp, layer norm": (models.mlp((40, 16, 10), "tanh", norm="layer"), (40,)),
     "lenet": (models.lenet((16, 20, 3)), (16, 20, 3)),
+    "resnet": (models.resnet(3, shape=(10, 8, 2)), (10, 8, 2)),
+    "resnet without skips": (models.resnet(3, skip=False, shape=(10, 8, 2)), (10, 8, 2)),
     "gru": (models.gru(8, features=3), (12, 3)),
 }
 
@@ -70,6 +72,17 @@ def test_the_layers_one_by_one_with_their_own_parameters_are_the_model(case):
         return x
 
     np.testing.assert_array_equal(in_a_loop(own, x), compiled(model)[1](params, x))
+
+
+def test_a_block_of_a_resnet_adds_to_its_input_and_without_skips_it_does_not():
+    with_skips, plain = (models.resnet(4, skip) for skip in (True, False))
+    own, x = {"w": normal(0, 3, 3, 8, 8), "b": normal(1, 8)}, normal(2, 5, 7, 7, 8)
+    new = plain.layers["block3"](own, x)
+    np.testing.assert_allclose(new, models.conv2d(np.maximum(x, 0), own["w"]) + own["b"], atol=1e-5)
+    np.testing.assert_allclose(with_skips.layers["block3"](own, x), x + new / 2, atol=1e-5)
+    one, other = (compiled(model)[0](KEY) for model in (with_skips, plain))
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+    assert models.build("resnet", data.load("mnist"), depth=4) is with_skips
 
 
 def test_layers_that_compute_the_same_are_equal():

@@ -84,7 +84,7 @@ def _same_model(make: Callable[..., Model]) -> Callable[..., Model]:
 
 
 def build(name: str, dataset: Dataset, **options: Any) -> Model:
-    """The model called `name` ("mlp", "lenet", "gru") with the inputs and classes of `dataset`.
+    """The model called `name` ("mlp", "lenet", "resnet", "gru") with the inputs and classes of `dataset`.
 
     `options` are those of the model; by default an mlp has `hidden` layers (128, 128).
     Raises ValueError for an unknown name and for examples that the model cannot take.
@@ -94,6 +94,7 @@ def build(name: str, dataset: Dataset, **options: Any) -> Model:
         "mlp": lambda hidden=(128, 128), **options: mlp((math.prod(shape), *hidden, classes), **options),
         "lenet": functools.partial(lenet, shape, classes),
         "gru": functools.partial(gru, features=math.prod(shape[1:]), classes=classes),
+        "resnet": functools.partial(resnet, shape=shape, classes=classes),
     }
     return makers[checks.known("model", name, makers)](**options)
 
@@ -132,6 +133,32 @@ def lenet(shape: tuple[int, int, int] = (28, 28, 1), classes: int = 10) -> Model
     sizes |= {"dense1": (sides[0] * sides[1] * 16, 120), "dense2": (120, 84), "output": (84, classes)}
     layers = dict.fromkeys(("conv1", "conv2"), conv(pool=True, padding="VALID"))
     layers |= dict.fromkeys(("dense1", "dense2"), dense("relu")) | {"output": dense()}
+    return Model(lambda key: weights(key, sizes), layers)
+
+
+@_same_model
+def resnet(
+    depth: int = 20,
+    skip: bool = True,
+    width: int = 8,
+    shape: tuple[int, int, int] = (28, 28, 1),
+    classes: int = 10,
+) -> Model:
+    """A 3×3 convolution, max-pooled, `depth` more with ReLU before each, all of `width` channels, and a dense layer.
+
+    With `skip`, each of them adds its result to its input (He et al. 2016, arXiv:1603.05027), divided by √depth so that
+    the sum stays as large as the input; else it passes on its result alone. The parameters are the same, and there is
+    no batch norm, which would hide the scale of the weights.
+    """
+    names = [f"block{i}" for i in range(1, depth + 1)]
+
+    def block(own: Params, x: Array) -> Array:
+        new = conv2d(jax.nn.relu(x), own["w"]) + own["b"]
+        return x + new / math.sqrt(depth) if skip else new
+
+    sizes = {"stem": (3, 3, shape[2], width)} | dict.fromkeys(names, (3, 3, width, width))
+    sizes["output"] = (shape[0] // 2 * (shape[1] // 2) * width, classes)
+    layers = {"stem": conv(pool=True)} | dict.fromkeys(names, Layer(block)) | {"output": dense()}
     return Model(lambda key: weights(key, sizes), layers)
 
 

@@ -7,33 +7,53 @@ import numpy as np
 from dlscale.course.exercises import Exercise, compare
 
 
-def _filter(answer: Any) -> str | None:
+def _line(answer: Any) -> str | None:
     rng = np.random.default_rng(7)
-    w, d = rng.normal(size=(5, 5, 3, 4)) * [0.1, 1, 3, 10], rng.normal(size=(5, 5, 3, 4))
-    given = answer(d, w)
-    expected = np.stack([d[..., j] * np.linalg.norm(w[..., j]) / np.linalg.norm(d[..., j]) for j in range(4)], axis=-1)
-    if wrong := compare("The direction", given, expected):
-        return wrong
-    c = np.array([2.0, 1.0, 0.5, 8.0])  # each filter rescaled: so is its direction
-    return compare("The direction after each filter was rescaled", answer(d, c * w), c * expected)
+    shapes = {"kernels": (3, 3, 2, 4), "dense": (5, 3), "bias": (4,), "scale": (3,)}
+    w, d = ({name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(2))
+    w["kernels"] *= [0.1, 1, 3, 10]
+    distances = [-0.5, 0.0, 1.5]
+    found = answer({name: array.copy() for name, array in w.items()}, d, distances)
+    if not isinstance(found, list | tuple) or len(found) != len(distances):
+        return f"The answer must be a list of {len(distances)} networks, one for each distance."
+    for a, network in zip(distances, found, strict=True):
+        if not isinstance(network, dict) or network.keys() != w.keys():
+            return f"Each network must be a dict of the arrays {', '.join(w)}."
+        for name, array in w.items():
+            expected = array
+            if array.ndim > 1:
+                axes = tuple(range(array.ndim - 1))
+                expected = array + a * d[name] * np.sqrt((array**2).sum(axes) / (d[name] ** 2).sum(axes))
+            if wrong := compare(f"{name}, of shape {array.shape}, at distance {a:g}", network[name], expected):
+                return wrong
+    return None
 
 
-direction = Exercise(
-    id="loss_landscapes-direction",
-    answer="normalize",
-    question=r"A convolution's kernels lie in an array $w$ of shape $(k, k, \text{in}, \text{out})$; one filter is "
-    "$w[:, :, :, j]$. Given $w$ and a Gaussian $d$ of the same shape, return the filter-normalised direction. "
-    "(`np.linalg.norm` takes at most two axes; the root of a sum of squares takes any.)",
+line = Exercise(
+    id="loss_landscapes-line",
+    answer="along_line",
+    question="Write the whole method for any network: `params` and `gaussian` are dicts of arrays of the same shapes. "
+    "Return the list of the networks, dicts again, at the given `distances` along the filter-normalised direction. "
+    "Kernels of a convolution have shape $(k, k, \\text{in}, \\text{out})$, and one filter is `w[:, :, :, j]`: the "
+    "last axis counts the filters, whatever comes before. An array of one axis does not move.",
     hints=(
-        "All axes but the last belong to one filter: take the norm over them.",
-        "The norm of several axes at once is np.sqrt((w**2).sum((0, 1, 2))): one number for each filter.",
+        "All axes but the last belong to one filter: sum over them. `tuple(range(w.ndim - 1))` names them.",
+        "np.sqrt((w**2).sum(axes) / (d**2).sum(axes)) is one number for each filter: multiply d by it.",
+        "Collect the direction first, name by name; then make a dict {name: w + a * direction[name]} for each a.",
     ),
     code="""
-def normalize(d, w):
-    return d * np.sqrt((w**2).sum((0, 1, 2)) / (d**2).sum((0, 1, 2)))
+def along_line(params, gaussian, distances):
+    direction = {}
+    for name, w in params.items():
+        if w.ndim < 2:
+            direction[name] = np.zeros_like(w)
+        else:
+            d, axes = gaussian[name], tuple(range(w.ndim - 1))
+            direction[name] = d * np.sqrt((w**2).sum(axes) / (d**2).sum(axes))
+    return [{name: w + a * direction[name] for name, w in params.items()} for a in distances]
 """,
-    wrong=_filter,
-    right="each filter of the direction has the size of that filter, and follows it when it is rescaled.",
+    wrong=_line,
+    right="the loss of these networks, one after the other, is the slice, for dense layers and kernels alike.",
 )
 
 
@@ -142,4 +162,68 @@ sharp = Exercise(
     code="c = ((100 + (100**2 - 4) ** 0.5) / 2) ** 0.5",
     wrong=_sharp,
     right="the same function, as sharp as you like: an eigenvalue alone says nothing about it.",
+)
+
+
+def _scores(x: np.ndarray, w1: np.ndarray, b1: np.ndarray, w2: np.ndarray, b2: np.ndarray) -> np.ndarray:
+    return np.maximum(x @ w1 + b1, 0) @ w2 + b2
+
+
+def _rise(x: np.ndarray, y: np.ndarray, net: list[np.ndarray]) -> float:
+    """Of the loss at filter-normalised distance 0.25, the mean of both ways along eight directions."""
+
+    def loss(net: list[np.ndarray]) -> float:
+        z = _scores(x, *net)
+        z = z - z.max(1, keepdims=True)
+        return float((np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), y]).mean())
+
+    rng, there = np.random.default_rng(5), []
+    for _ in range(8):
+        drawn = [rng.normal(size=w.shape) * (w.ndim > 1) for w in net]
+        sizes = [
+            np.linalg.norm(w, axis=0) / np.maximum(np.linalg.norm(d, axis=0), 1e-30)
+            for d, w in zip(drawn, net, strict=True)
+        ]
+        there += [loss([w + a * size * d for w, size, d in zip(net, sizes, drawn, strict=True)]) for a in (-0.25, 0.25)]
+    return float(np.mean(there)) - loss(net)
+
+
+def _disguise(answer: Any) -> str | None:
+    for seed in (11, 12, 13):
+        rng = np.random.default_rng(seed)
+        sizes = ((8, 20), (20,), (20, 4), (4,))
+        net = [rng.normal(size=size) * scale for size, scale in zip(sizes, (0.5, 0.1, 2.0, 0.1), strict=True)]
+        x, fresh = rng.normal(size=(300, 8)), rng.normal(size=(2000, 8))
+        y = _scores(x, *net).argmax(1)
+        given = answer(*(w.copy() for w in net))
+        if not isinstance(given, list | tuple) or len(given) != 4:
+            return "The answer must be four arrays: W1, b1, W2, b2."
+        given = [np.asarray(w, float) for w in given]
+        if any(w.shape != size for w, size in zip(given, sizes, strict=True)):
+            return f"The arrays must keep their shapes {sizes}."
+        if not all(np.isfinite(w).all() for w in given):
+            return "A weight is not finite."
+        if (changed := (_scores(fresh, *given).argmax(1) != _scores(fresh, *net).argmax(1)).sum()) > 0:
+            return f"{changed} of 2,000 fresh inputs are classified in another way."
+        if (ratio := _rise(x, y, given) / _rise(x, y, net)) > 0.5:
+            return f"The loss still rises {ratio:.2f} times as much: at most half is asked."
+    return None
+
+
+disguise = Exercise(
+    id="loss_landscapes-disguise",
+    answer="disguise",
+    question="Open: fake a flat minimum. A network computes `np.maximum(x @ W1 + b1, 0) @ W2 + b2`. "
+    "Return four arrays of the same shapes that classify *every* input as before, yet whose loss rises at most half as "
+    "much at filter-normalised distance 0.25. (Try first what you did to two layers above. Why does it not help?)",
+    hints=(
+        "The filter-normalised slice cannot see a factor that another layer takes back. Which is never taken back?",
+        "The class is the place of the largest score; the loss is made of the sizes of the scores.",
+    ),
+    code="""
+def disguise(W1, b1, W2, b2):
+    return W1, b1, 0.2 * W2, 0.2 * b2
+""",
+    wrong=_disguise,
+    right="smaller scores, the same decisions: a slice of the loss calls it flat, a slice of the accuracy would not.",
 )
