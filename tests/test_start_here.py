@@ -7,7 +7,7 @@ from cells import Cells
 
 FEWER = {
     "machines = [1, 5, 20, 50, 200]": "machines = [1, 20, 200]",
-    "seeds=range(8), tuning_seeds=2": "seeds=range(8), tuning_seeds=1",
+    "seeds=range(8), tuning_seeds=3": "seeds=range(8), tuning_seeds=1",
 }
 FEWER |= {"range(-8, 2)]": "range(-6, 2, 2)]"}
 
