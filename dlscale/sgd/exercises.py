@@ -1,5 +1,6 @@
 """The exercises of 01_sgd."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -7,35 +8,118 @@ import numpy as np
 from dlscale.course.exercises import Exercise, compare
 
 
-def _tanh(answer: Any) -> str | None:
-    rng = np.random.default_rng(7)
-    X, W1, W2 = rng.normal(size=(6, 4)), rng.normal(size=(4, 5)), rng.normal(size=(5, 3))
-    H, delta2 = np.tanh(X @ W1), rng.normal(size=(6, 3))
-    numeric = np.zeros_like(W1)  # of sum(delta2 * Z2), whose gradient with respect to Z2 is delta2
-    for i, j in np.ndindex(W1.shape):
-        step = np.zeros_like(W1)
-        step[i, j] = 1e-5
-        higher, lower = (np.sum(delta2 * (np.tanh(X @ (W1 + sign * step)) @ W2)) for sign in (1, -1))
-        numeric[i, j] = (higher - lower) / 2e-5
-    return compare("The gradient with respect to W1", answer(X, H, W2, delta2), numeric, tolerance=1e-3)
+def _numeric(W: list[np.ndarray], X: np.ndarray, Y: np.ndarray) -> list[np.ndarray]:
+    """Central differences of the mean cross-entropy of a network with two hidden ReLU layers."""
+
+    def loss() -> float:
+        scores = np.maximum(np.maximum(X @ W[0], 0) @ W[1], 0) @ W[2]
+        scores -= scores.max(1, keepdims=True)
+        return -np.sum(Y * (scores - np.log(np.exp(scores).sum(1, keepdims=True)))) / len(X)
+
+    found = [np.zeros_like(w) for w in W]
+    for w, gradient in zip(W, found, strict=True):
+        for place in np.ndindex(w.shape):
+            before, ends = w[place], []
+            for w[place] in (before + 1e-5, before - 1e-5):
+                ends.append(loss())
+            w[place] = before
+            gradient[place] = (ends[0] - ends[1]) / 2e-5
+    return found
 
 
-tanh = Exercise(
-    id="sgd-tanh",
-    answer="hidden_gradient",
-    question="Without looking up: write `hidden_gradient`, the gradient of the loss with respect to $W_1$, when "
-    r"the hidden layer is $\tanh$ instead of ReLU. Its derivative is $1 - H^2$.",
+def _three_layers(answer: Any) -> str | None:
+    for seed, (examples, first, second) in enumerate([(6, 5, 4), (5, 6, 6), (3, 4, 7)]):  # equal widths hide bugs
+        rng = np.random.default_rng(seed)
+        sizes = (4, first, second, 3)
+        W = [rng.normal(size=shape) for shape in itertools.pairwise(sizes)]
+        X, Y = rng.normal(size=(examples, 4)), np.eye(3)[rng.integers(0, 3, examples)]
+        given = tuple(answer(*(w.copy() for w in W), X, Y))
+        if len(given) != 3:
+            return f"There are {len(given)} gradients, but should be 3."
+        for layer, (ours, theirs) in enumerate(zip(given, _numeric(W, X, Y), strict=True), 1):
+            if wrong := compare(f"The gradient of W{layer}", ours, theirs, tolerance=1e-3):
+                return wrong
+    return None
+
+
+_THREE_LAYERS = """
+def {name}(W1, W2, W3, X, Y):
+    Z1 = X @ W1
+    H1 = Z1 * (Z1 > 0)
+    Z2 = H1 @ W2
+    H2 = Z2 * (Z2 > 0)
+    E = 2.718281828459045 ** (H2 @ W3)
+    delta3 = (E / E.sum(1, keepdims=True) - Y) / len(X)
+    delta2 = (delta3 @ W3.T) * (Z2 > 0)
+    delta1 = (delta2 @ W2.T) * (Z1 > 0)
+    return X.T @ delta1, H1.T @ delta2, H2.T @ delta3
+"""
+
+backward = Exercise(
+    id="sgd-backward",
+    answer="three_layers",
+    question="Write `three_layers`, the gradients of the mean cross-entropy with respect to all three matrices of a "
+    r"network with two hidden ReLU layers, $X \to H_1 \to H_2 \to P$, without biases. Go forward, keep what you need, "
+    "then come back layer by layer.",
     hints=(
-        "Only one factor of the line for δ₁ belongs to ReLU: its derivative [Z₁ > 0].",
-        "Replace that factor by the derivative of tanh, which H alone gives you.",
+        "Forward: Z₁ = XW₁, H₁ = max(Z₁, 0), Z₂ = H₁W₂, H₂ = max(Z₂, 0), P = softmax(H₂W₃).",
+        "Back: δ₃ = (P − Y) / n, then twice the same line: (δ of the layer above) Wᵀ, masked by its own [Z > 0].",
+        "The gradient of a matrix is (what came into it)ᵀ δ.",
+    ),
+    code=_THREE_LAYERS.format(name="three_layers"),
+    wrong=_three_layers,
+    right="all three equal finite differences, on networks that the check made up.",
+)
+
+bug = Exercise(
+    id="sgd-bug",
+    answer="mended",
+    question="Find the bug by measurement: compare the three gradients with those of `jax.grad` (or with finite "
+    "differences), and see which one is off. Then give `mended`, the function without it.",
+    hints=(
+        "Draw small random matrices and a few examples; write the loss and let jax.grad give all three gradients.",
+        "Two of the gradients are right. The wrong one is the last to be computed on the way back.",
+        "Which Z belongs to the mask of the first hidden layer? Equal widths let the wrong one fit.",
+    ),
+    code=_THREE_LAYERS.format(name="mended"),
+    wrong=_three_layers,
+    right="an independent gradient found in a minute what a training curve would never have told.",
+)
+
+
+def _adam(answer: Any) -> str | None:
+    rng = np.random.default_rng(3)
+    for beta in (0.9, 0.5):
+        mean, square = m, s = np.zeros(4), np.zeros(4)
+        for t in range(1, 7):
+            g = rng.normal(size=4)
+            mean, square = beta * mean + (1 - beta) * g, 0.999 * square + 0.001 * g**2
+            expected = mean / (1 - beta**t) / (np.sqrt(square / (1 - 0.999**t)) + 1e-8)
+            d, m, s = answer(g, m, s, float(t), beta)
+            if wrong := compare(f"With β = {beta}, the direction of step {t}", d, expected, tolerance=1e-3):
+                return wrong
+    return None
+
+
+adam = Exercise(
+    id="sgd-adam",
+    answer="my_adam",
+    question="Write Adam from its formulas, in the form of the functions above: `my_adam(g, m, s, t, beta)` returns "
+    "the direction and the two memories.",
+    hints=(
+        "First the two running means, then the two corrections, then the quotient.",
+        "Return the memories m and s as they are, not their corrected versions: the next step goes on from them.",
     ),
     code="""
-def hidden_gradient(X, H, W2, delta2):
-    delta1 = (delta2 @ W2.T) * (1 - H**2)
-    return X.T @ delta1
+def my_adam(g, m, s, t, beta):
+    m = beta * m + (1 - beta) * g
+    s = 0.999 * s + 0.001 * g**2
+    m_hat = m / (1 - beta**t)
+    s_hat = s / (1 - 0.999**t)
+    return m_hat / (s_hat**0.5 + 1e-8), m, s
 """,
-    wrong=_tanh,
-    right="it equals the finite differences of a tanh network that the check made up.",
+    wrong=_adam,
+    right="six steps with two values of β give Adam's directions; without the corrections the first steps differ.",
 )
 
 
@@ -87,76 +171,44 @@ def arithmetic_intensity(B, d):
 )
 
 
-def _updates(answer: Any) -> str | None:
-    for examples, batch_size, epochs in ((4000, 32, 10), (4000, 30, 15), (1437, 1437, 3), (100, 101, 5)):
-        given = f"{examples} examples, batch {batch_size} and {epochs} epochs"
-        if wrong := compare(
-            f"The number for {given}", answer(examples, batch_size, epochs), examples // batch_size * epochs
-        ):
-            return wrong
-    return None
-
-
-updates = Exercise(
-    id="sgd-updates",
-    answer="updates",
-    question="The price of a batch: how many updates of the weights does a run of `epochs` epochs make on "
-    "`examples` examples with batch size `batch_size`, if only whole batches count?",
-    hints=("First count the whole batches in one epoch.", "`//` divides and drops the rest."),
-    code="""
-def updates(examples, batch_size, epochs):
-    return examples // batch_size * epochs
-""",
-    wrong=_updates,
-    right="at equal epochs, a batch ten times as large leaves a tenth of the updates.",
-)
-
-
-def _mean_errors() -> np.ndarray:
-    """Mean squared errors (degrees 1 to 15) on fresh samples, over 100 draws of 100 samples."""
-    grid, errors = np.linspace(0, 1, 1000), np.zeros((100, 15))
-    for draw in range(100):
-        rng = np.random.default_rng(5000 + draw)
-        x = rng.uniform(0, 1, 100)
-        y = np.cos(1.5 * np.pi * x) + rng.normal(0, 0.1, 100)
-        for degree in range(1, 16):
-            fit = np.polynomial.Polynomial.fit(x, y, degree, domain=[0, 1])
-            errors[draw, degree - 1] = np.mean((fit(grid) - np.cos(1.5 * np.pi * grid)) ** 2)
-    return errors.mean(0) + 0.1**2  # the noise of fresh samples
-
-
 def _degree(answer: Any) -> str | None:
-    if isinstance(answer, bool) or not isinstance(answer, int | np.integer) or not 1 <= answer <= 15:
-        return "The degree must be a whole number from 1 to 15."
-    errors = _mean_errors()
-    if errors[answer - 1] <= 1.25 * errors.min():
+    grid, ratios = np.linspace(0, 1, 1000), []
+    for draw in range(30):
+        rng = np.random.default_rng(9000 + draw)
+        waves, count = (0.5, 1.0, 2.0, 3.5, 5.0)[draw % 5], (60, 100, 150)[draw % 3]
+        x = rng.uniform(0, 1, count)
+        y = np.cos(waves * np.pi * x) + rng.normal(0, 0.1, count)
+        degree = answer(x.copy(), y.copy())
+        if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or not 1 <= degree <= 15:
+            return "The degree must be a whole number from 1 to 15."
+        fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1])(grid) for d in range(1, 16)]
+        errors = np.mean((np.array(fits) - np.cos(waves * np.pi * grid)) ** 2, axis=1)
+        ratios.append(min(10.0, errors[degree - 1] / errors.min()))  # one unlucky draw shall not decide
+    if (ratio := np.exp(np.mean(np.log(ratios)))) <= 2:
         return None
-    side = "too simple: it underfits" if answer - 1 < errors.argmin() else "too flexible: it overfits"
-    return f"Degree {answer} has {errors[answer - 1] / errors.min():.1f} times the lowest mean error; it is {side}."
+    return f"On average your error is {ratio:.1f} times that of the best degree."
 
 
 degree = Exercise(
     id="sgd-degree",
-    answer="degree",
-    question="You may take 100 samples. Which degree do *you* choose, and how do you find it without the fresh "
-    "samples? Try it on `sample(100, seed=…)` and give a degree. The check draws 100 data sets of its own "
-    "and asks that your degree comes within a quarter of the lowest mean error.",
+    answer="choose",
+    question="Write `choose(x, y)`, which looks at samples of an *unknown* curve and returns the degree, from 1 to 15, "
+    "that you would fit. It has no fresh samples: how does it find out what the training error hides? The check draws "
+    "30 data sets from curves of its own, and asks that your error against the truth is on average at most twice that "
+    "of the best degree. No fixed degree manages that.",
     hints=(
-        "Hold out a part of the 100 samples, fit on the rest, and compare degrees on what was held out.",
-        "One split is noisy: repeat with several splits and seeds, and take the degree with the lowest mean.",
+        "Hold out a part of the samples, fit on the rest, and compare degrees on what was held out.",
+        "One split is noisy: repeat with several splits, and take the degree with the lowest mean.",
     ),
     code="""
-rng = np.random.default_rng(0)
-x = rng.uniform(0, 1, 100)                                      # the notebook's sample(100, seed=0)
-y = np.cos(1.5 * np.pi * x) + rng.normal(0, 0.1, 100)
-
-def held_out_error(degree, seed):
-    order = np.random.default_rng(seed).permutation(100)        # 75 to fit, 25 held out
-    fit = np.polynomial.Polynomial.fit(x[order[:75]], y[order[:75]], degree, domain=[0, 1])
-    return np.mean((fit(x[order[75:]]) - y[order[75:]]) ** 2)
-
-errors = [np.mean([held_out_error(degree, seed) for seed in range(20)]) for degree in range(1, 16)]
-degree = 1 + int(np.argmin(errors))
+def choose(x, y):
+    def held_out_error(degree, seed):
+        order = np.random.default_rng(seed).permutation(len(x))
+        kept, held = np.split(order, [3 * len(x) // 4])
+        fit = np.polynomial.Polynomial.fit(x[kept], y[kept], degree, domain=[0, 1])
+        return np.mean((fit(x[held]) - y[held]) ** 2)
+    errors = [np.mean([held_out_error(degree, seed) for seed in range(20)]) for degree in range(1, 16)]
+    return 1 + int(np.argmin(errors))
 """,
     wrong=_degree,
     right="validation data, not training data, tell which model to trust.",

@@ -1,0 +1,146 @@
+"""The answers that the exercises of 01_sgd must take and refuse, and what the notebook suggests to try next."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cells import Cells
+
+from dlscale.sgd import exercises
+
+
+def three_layers(first_mask="Z1", second_mask="Z2", share=1.0, rounded=np.float64):
+    """Gradients of a three-layer network, with the masks and the share that are asked for."""
+
+    def answer(W1, W2, W3, X, Y):
+        Z = {"Z1": X @ W1, "none": None}
+        Z["Z2"] = np.maximum(Z["Z1"], 0) @ W2
+        mask = {name: 1.0 if value is None else value > 0 for name, value in Z.items()}
+        H1, H2 = np.maximum(Z["Z1"], 0), np.maximum(Z["Z2"], 0)
+        P = np.exp(H2 @ W3 - (H2 @ W3).max(1, keepdims=True))
+        delta3 = share * (P / P.sum(1, keepdims=True) - Y) / len(X)
+        delta2 = (delta3 @ W3.T) * mask[second_mask]
+        delta1 = (delta2 @ W2.T) * mask[first_mask]
+        return [rounded(X.T @ delta1), rounded(H1.T @ delta2), rounded(H2.T @ delta3)]
+
+    return answer
+
+
+@pytest.mark.parametrize("exercise", [exercises.backward, exercises.bug], ids=lambda exercise: exercise.id)
+def test_a_backward_pass_is_right_only_with_its_own_masks(exercise):
+    assert exercise.judge(three_layers())[0]
+    assert exercise.judge(three_layers(rounded=np.float32))[0]
+    for spoiled in ({"first_mask": "none"}, {"second_mask": "none"}, {"share": 2.0}):
+        assert "The gradient of W" in exercise.judge(three_layers(**spoiled))[1]
+    assert not exercise.judge(lambda *given: three_layers()(*given)[:2])[0]
+
+
+def test_the_planted_bug_is_refused_where_the_widths_let_it_pass():
+    cells = Cells("01_sgd")
+    cells.run("sgd-01", "sgd-suspect")
+    suspect, right = cells["suspect"], three_layers()
+    rng = np.random.default_rng(0)
+    given = *(rng.normal(size=(5, 5)) for _ in range(3)), rng.normal(size=(4, 5)), np.eye(5)[:4]
+    off = [np.abs(np.subtract(a, b)).max() > 1e-3 for a, b in zip(suspect(*given), right(*given), strict=True)]
+    assert off == [True, False, False]
+    assert not exercises.bug.judge(suspect)[0]
+
+
+def adam(correct=True, square=0.999, inside=False):
+    def answer(g, m, s, t, beta):
+        m, s = beta * m + (1 - beta) * g, square * s + (1 - square) * g**2
+        first, second = (1 - beta**t, 1 - square**t) if correct else (1, 1)
+        return m / first / (np.sqrt(s / second + 1e-16) if inside else np.sqrt(s / second) + 1e-8), m, s
+
+    return answer
+
+
+def test_adam_needs_its_corrections_and_its_memories():
+    assert exercises.adam.judge(adam())[0] and exercises.adam.judge(adam(inside=True))[0]
+    for wrong in (adam(correct=False), adam(square=0.99), lambda g, m, s, t, beta: (g, m, s)):
+        assert "the direction of step" in exercises.adam.judge(wrong)[1]
+
+    def forgets(g, m, s, t, beta):
+        return adam()(g, m, s, t, beta)[0], m, s
+
+    assert not exercises.adam.judge(forgets)[0]
+
+
+def information(x, y):
+    """Bayesian information criterion: a rule without held-out data that is right, too."""
+    fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1]) for d in range(1, 16)]
+    scores = [len(x) * np.log(np.mean((fit(x) - y) ** 2)) + np.log(len(x)) * (d + 2) for d, fit in enumerate(fits)]
+    return 1 + int(np.argmin(scores))
+
+
+def test_a_degree_is_chosen_for_the_samples():
+    assert exercises.degree.judge(information)[0]
+    for fixed in range(1, 16):
+        assert "times that of the best degree" in exercises.degree.judge(lambda x, y, d=fixed: d)[1]
+
+    def lowest_training_error(x, y):
+        fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1]) for d in range(1, 16)]
+        return 1 + int(np.argmin([np.mean((fit(x) - y) ** 2) for fit in fits]))
+
+    assert not exercises.degree.judge(lowest_training_error)[0]
+    assert "whole number" in exercises.degree.judge(lambda x, y: 4.0)[1]
+
+
+# What to try next
+
+
+def test_an_eighth_method_can_join_the_race():
+    cells = Cells("01_sgd")
+    cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-adam", "sgd-19", "sgd-20", "sgd-23", "sgd-24")
+
+    def nadam(g, m, s, t, beta):
+        m, s = beta * m + (1 - beta) * g, 0.999 * s + 0.001 * g**2
+        ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
+        return ahead / (cells["jnp"].sqrt(s / (1 - 0.999**t)) + 1e-8), m, s
+
+    cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"] = nadam, "purple"
+    cells.run("sgd-25", "sgd-best", "sgd-26", "sgd-27", "sgd-29", "sgd-33")
+    assert cells["steps"]["ravine", "Nadam"].mean() < cells["steps"]["ravine", "RMSprop"].mean()
+
+
+def test_a_larger_batch_can_be_dealt():
+    cells = Cells(
+        "01_sgd",
+        {"EPOCHS, BATCH, LOOKS = 15, 30, 3": "EPOCHS, BATCH, LOOKS = 15, 300, 3", "range(300, 324)": "range(300, 303)"},
+    )
+    cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-learn", "sgd-52", "sgd-53")
+    assert set(cells["deals"]) == {"reshuffled", "fixed batches", "one order", "sorted"}
+
+
+@pytest.mark.parametrize("bug", ["no mask", "doubled"])
+def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
+    spoiled = {
+        "no mask": {"(delta2 @ W2.T) * (Z2 > 0)": "delta2 @ W2.T"},
+        "doubled": {
+            "(delta2 @ W2.T) * (Z2 > 0)": "(delta2 @ W2.T) * (Z1 > 0)",
+            "(jax.nn.softmax(H2 @ W3) - Y) / len(X)": "2 * (jax.nn.softmax(H2 @ W3) - Y) / len(X)",
+        },
+    }[bug]
+    cells = Cells("01_sgd", spoiled)
+    cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-suspect", "sgd-bug-run", "sgd-bug-tune", "sgd-bug-result")
+    lost = (cells["good"] - cells["bad"]).mean()
+    assert lost > 1.5 if bug == "no mask" else abs(lost) < 1.5
+
+
+def test_a_lower_target_has_its_minimum_between_one_and_all():
+    cells = Cells(
+        "01_sgd",
+        {"TARGET = len(x_fit), 0.3": "TARGET = len(x_fit), 0.2", "seeds=range(8), tuning": "seeds=range(3), tuning"},
+    )
+    cells.run(
+        "sgd-01",
+        "sgd-03",
+        "sgd-42",
+        "sgd-60",
+        "sgd-product-method",
+        "sgd-product-count",
+        "sgd-product-run",
+        "sgd-product-arms",
+    )
+    assert np.isfinite(cells["updates"]).all()
+    assert (np.diff(cells["updates"].mean(0)[[0, 2, -1]]) < 0).all()
