@@ -87,7 +87,7 @@ def _descend(net: str, params: Params, rate: Array, rows: Array, x: Array, y: Ar
     def step(number: Array, state: tuple[Params, Params]) -> tuple[Params, Params]:
         params, velocity = state
         gradient = jax.grad(loss)(params, x[rows[number]], y[rows[number]])
-        shorter = jnp.minimum(1, 1 / optax.global_norm(gradient))
+        shorter = jnp.minimum(1, 1 / jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(gradient))))
         velocity = jax.tree.map(lambda v, g: 0.9 * v + shorter * g, velocity, gradient)
         return jax.tree.map(lambda w, v: w - rate * v, params, velocity), velocity
 
