@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from benchmarks.timing import Row, interleave, rows
 from benchmarks.train_speed import torch_lenet, torch_mlp
 from dlscale.lab import data, devices, models
-from dlscale.loss_landscapes import Batched, hessian_eigenvalues, plane, random_direction
+from dlscale.loss_landscapes import hessian_eigenvalues, plane, random_direction
 
 STEPS = 100  # of Lanczos' method: as many as `hessian_eigenvalues` takes when no tolerance ends it sooner
 
@@ -95,7 +95,11 @@ def compare(
         return run
 
     threads = sorted({1, devices.cores()})
-    batched = Batched(loss, batch)
+
+    def batched(params: object, *data: jax.Array) -> jax.Array:
+        pieces = [array.reshape(-1, batch, *array.shape[1:]) for array in data]
+        return jax.lax.map(lambda piece: loss(params, *piece), pieces).mean()
+
     surface = {"dlscale.loss_landscapes.plane": lambda: plane(batched, params, *directions, at, at, arrays)}
     eigenvalue = {
         "dlscale.loss_landscapes.hessian_eigenvalues": lambda: hessian_eigenvalues(

@@ -143,33 +143,12 @@ def test_line_and_plane_are_the_loss_at_the_points():
     )
 
 
-@pytest.mark.parametrize("batch_size", [7, 10, 30], ids=["with a rest", "without", "larger than the data"])
-def test_a_batched_loss_is_the_same_loss(batch_size):
-    batched, product = room.Batched(LOSS, batch_size), jax.jit(room.hessian_product, static_argnums=0)
-    direction, distances = room.random_direction(KEY, PARAMS), np.linspace(-1, 1, 5)
-    np.testing.assert_allclose(
-        room.line(batched, PARAMS, direction, distances, DATA),
-        room.line(LOSS, PARAMS, direction, distances, DATA),
-        rtol=1e-5,
-    )
-    ours, whole = (product(loss, PARAMS, direction, DATA) for loss in (batched, LOSS))
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
-    assert room.Batched(LOSS, batch_size) == batched, "compiled once"
-
-
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5])
-def test_batches_of_no_examples(batch_size):
-    with pytest.raises(ValueError, match="batch_size must be a whole number"):
-        room.Batched(LOSS, batch_size)
-
-
-def test_a_batched_loss_that_is_not_a_mean_is_no_loss():
+def test_a_loss_of_each_example_is_no_loss():
     def each(params, x, y):
         return (NET.apply(params, x) ** 2).mean(0)
 
     with pytest.raises(ValueError, match="must be one number"):
-        room.line(room.Batched(each, 5), PARAMS, PARAMS, [0.0], DATA)
+        room.line(each, PARAMS, PARAMS, [0.0], DATA)
 
 
 @pytest.mark.parametrize("count", [1, 7])

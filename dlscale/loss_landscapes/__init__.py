@@ -104,32 +104,6 @@ def pca_plane(trajectory: Tree) -> PCAPlane:
 # Slices
 
 
-@dataclass(frozen=True)
-class Batched:
-    """A loss that is a mean over examples, taken batch by batch: the same number, in the memory of one batch.
-
-    A large batch of a convolutional network does not fit into a processor's caches; in batches its slices are faster.
-    Goes wherever a loss goes. `loss(params, *data)` is the mean over the first axis of every array of data, and has to
-    serve any number of examples: the last batch may be smaller. Raises ValueError for a batch size below 1.
-    """
-
-    loss: Loss
-    batch_size: int
-
-    def __post_init__(self) -> None:
-        checks.whole("batch_size", self.batch_size)
-
-    def __call__(self, params: Tree, *data: Array) -> Array:
-        count = len(data[0])
-        size = min(self.batch_size, count)
-        whole = count - count % size
-        batches = [array[:whole].reshape(-1, size, *array.shape[1:]) for array in data]
-        total = lax.map(lambda batch: self.loss(params, *batch), batches).sum(0) * size
-        if whole < count:
-            total += self.loss(params, *(array[whole:] for array in data)) * (count - whole)
-        return total / count
-
-
 def line(loss: Loss, params: Tree, direction: Tree, distances: ArrayLike, data: Sequence[Any] = ()) -> np.ndarray:
     """loss(params + a · direction) for each a of `distances`: an array of their length.
 
