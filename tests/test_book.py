@@ -130,7 +130,7 @@ def site(tmp_path_factory):
     cells = [part.strip() for part in CELLS.split("---\n")]
     made = [(nbformat.v4.new_markdown_cell if part[0] == "#" else nbformat.v4.new_code_cell)(part) for part in cells]
     made[3].metadata["tags"] = ["hide-input"]
-    made[-1].metadata["tags"] = ["answer-sgd-tanh"]
+    made[-1].metadata["tags"] = ["answer-sgd-momentum"]
     nbformat.write(nbformat.v4.new_notebook(cells=made), folder / "01_sgd.ipynb")
     (folder / book.MATHJAX_FILE).write_text("")
     book.build([folder / "01_sgd.ipynb"], folder / "site", folder / book.MATHJAX_FILE, folder / "drawn")
@@ -240,7 +240,7 @@ def test_search_predictions_exercises_and_folded_code(page):
     solution = page.locator(".help pre")
     assert not solution.is_visible()
     page.get_by_text("Solution").click()
-    assert "delta1" in solution.inner_text()
+    assert "momentum_gain" in solution.inner_text()
     assert page.locator(".buttons a").all_inner_texts() == ["Run on Binder", "Run on Colab", "Download"]
 
 
