@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import socket
@@ -17,7 +18,8 @@ from collective_cases import OPERATIONS, cases, check, fingerprint, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale import collectives
+from dlscale import collectives, costs
+from dlscale.collectives import exercises
 
 WORKERS = st.integers(1, 9)
 
@@ -247,3 +249,72 @@ def test_unbound_axis():
         collectives.all_reduce(jnp.ones(3), "workers")
     with pytest.raises(ValueError, match="collective"):
         collectives.schedule("ring", 4, (3,), collective="allreduce")
+
+
+# The notebook: what a reader writes, and what is suggested
+
+
+def swapped(x, axis_name, join=lambda x, other: x + other):
+    for d in [2**k for k in range(jax.lax.axis_size(axis_name).bit_length() - 1)]:
+        x = join(x, jax.lax.ppermute(x, axis_name, [(w, w ^ d) for w in range(jax.lax.axis_size(axis_name))]))
+    return x
+
+
+@pytest.mark.parametrize(
+    "exercise, written, words",
+    [
+        (exercises.butterfly, swapped, None),
+        (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, lambda x, other: other + x), None),
+        (exercises.butterfly, functools.partial(collectives.all_reduce, algorithm="butterfly"), None),
+        (exercises.butterfly, functools.partial(collectives.all_reduce, algorithm="ring"), "rounds; 1 are enough"),
+        (exercises.butterfly, jax.lax.psum, "nothing with ppermute"),
+        (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, jnp.maximum), "differs in"),
+        (exercises.butterfly, lambda x, axis_name: jnp.sum(x), "has shape"),
+        (exercises.butterfly, lambda x, axis_name: ..., "no answer yet"),
+        (exercises.rabenseifner, functools.partial(collectives.all_reduce, algorithm="rabenseifner"), None),
+        (exercises.rabenseifner, swapped, "2 times its array: less is enough"),
+        (exercises.rabenseifner, functools.partial(collectives.all_reduce, algorithm="ring"), "rounds; 4 are enough"),
+    ],
+)
+def test_what_a_reader_writes(exercise, written, words):
+    right, line = exercise.judge(exercises.tried(written))
+    assert right == (words is None) and (words or "right") in line, line
+
+
+def test_the_fastest_for_four_dgx1():
+    order = [[8 * node + gpu for node in range(4) for gpu in [0, 4, 5, 6, 7, 3, 2, 1]]]
+    better = lambda size: (  # noqa: E731
+        {"algorithm": "butterfly"} if size < 2**16 else {"algorithm": "hierarchical", "group_size": 8} if size < 2**19
+        else {"algorithm": "torus" if size < 2**23 else "ring", "groups": np.array(order)}
+    )  # fmt: skip
+    assert exercises.fastest.judge(better)[0]
+    hybrid = lambda size: (  # noqa: E731
+        {"algorithm": "hierarchical", "group_size": 8} if size <= 2**20 else {"algorithm": "ring", "groups": order}
+    )
+    for plan, words in (
+        (hybrid, "1,048,576 bytes: 1.00 (too slow)"), (lambda size: {"algorithm": "torus"}, "too slow"),
+        (lambda size: {"groups": [[0, 1]]}, "all 32 GPUs"), (lambda size: "ring", "dictionary"),
+        (lambda size: {"algorithm": "rings"}, "Did you mean"),
+    ):  # fmt: skip
+        right, line = exercises.fastest.judge(plan)
+        assert not right and words in line, line
+
+
+def test_what_is_suggested_to_try():
+    x = numbers(512, (4,), "int32")
+    np.testing.assert_array_equal(on_all(lambda x: swapped(x, "workers"), x), np.broadcast_to(x.sum(0), x.shape))
+    assert len(exercises.tried(swapped)(x)[1]) == 9
+    wires, dealt = ([[8 * node + gpu for node in range(4) for gpu in order]
+                     for order in ([0, 4, 5, 6, 7, 3, 2, 1], [0, 5, 2, 7, 1, 4, 3, 6])])  # fmt: skip
+    taken = {name: exercises.seconds(2**26, algorithm="ring", groups=[ranks])
+             for name, ranks in {"wires": wires, "dealt": dealt}.items()}  # fmt: skip
+    assert taken["dealt"] > 2 * taken["wires"]
+    assert exercises.seconds(2**20, algorithm="bidirectional_ring", groups=[wires]) > 0
+    assert costs.Hockney(1e-6, 1e-10).time(collectives.schedule("double_tree", 64, (2**18,), chunks=16)) > 0
+
+
+@pytest.mark.parametrize("nodes", [2, 16])
+def test_hierarchical_rounds(nodes):
+    assert len(collectives.schedule("hierarchical", 8 * nodes, (8 * nodes,), group_size=8).rounds) == 6 + 2 * (
+        nodes - 1
+    )

@@ -62,6 +62,49 @@ def test_loggp_by_hand():
     )
     assert LogGP(latency=100, overhead=7, gap=10).time(one_round(2, ((0, 1), 5))) == 7 + 100 + 7, "LogP"
     assert LogGP(1, 1, 1).time(Schedule(1, [])) == 0
+    busy = LogGP(latency=5, overhead=0.5, gap=0.5)
+    assert busy.time(all_to_all(64, 1)) == 63 * 0.5 + 63 * 0.5, "sends and receives, one after the other"
+    assert busy.time(all_to_all(8, 1)) == 6 * 0.5 + 0.5 + 5 + 0.5, "the last message is on its way for longer"
+
+
+def all_to_all(workers, size, messages=None):
+    shifts = [
+        np.array([(a, (a + d) % workers) for a in range(workers)]) for d in range(1, (messages or workers - 1) + 1)
+    ]
+    return Schedule(workers, [Round([Message(pairs, size) for pairs in shifts], 0)])
+
+
+def simulated(model, schedule):
+    """Event by event: ports pass one message at a time, processors first send and then take in what is there."""
+    spacing, messages = max(model.overhead, model.gap), schedule.rounds[0].messages
+    begin, free = np.zeros((2, schedule.workers))
+    arrivals = [[] for _ in range(schedule.workers)]
+    for pairs, size in messages:
+        for sender, receiver in pairs.tolist():
+            left = begin[sender] + model.overhead + (size - 1) * model.gap_per_byte
+            begin[sender], free[sender] = left - model.overhead + spacing, left
+            arrivals[receiver].append((left + model.latency, size))
+    end = 0.0
+    for worker, queue in enumerate(arrivals):
+        port, now = -math.inf, free[worker]
+        for arrival, size in sorted(queue):
+            port = max(arrival, port + spacing + (size - 1) * model.gap_per_byte)
+            now = max(port, now) + model.overhead
+        end = max(end, now)
+    return end
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 20), st.integers(1, 40), *[st.floats(0, 10)] * 3, st.floats(0, 0.5), st.data())
+def test_loggp_is_its_events(workers, size, latency, overhead, gap, gap_per_byte, data):
+    model = LogGP(latency, overhead, gap, gap_per_byte)
+    even = all_to_all(workers, size, data.draw(st.integers(1, workers - 1)))
+    assert model.time(even) == pytest.approx(simulated(model, even))
+    pairs = st.tuples(*[st.integers(0, workers - 1)] * 2).filter(lambda pair: pair[0] != pair[1])
+    uneven = one_round(
+        workers, *((pair, data.draw(st.integers(1, 9))) for pair in data.draw(st.lists(pairs, min_size=1)))
+    )
+    assert model.time(uneven) <= simulated(model, uneven) * (1 + 1e-9), "a bound where workers differ"
 
 
 def test_shared_links_by_hand():
@@ -76,7 +119,8 @@ def test_shared_links_by_hand():
     up = one_round(4, ((0, 2), 8), ((1, 3), 8))
     assert seconds(costs.fat_tree(4, 2, 1, LINK), up) == 2 * 3 + 4
     assert seconds(costs.fat_tree(4, 2, 4, LINK), up) == 2 * 3 + 16, "16 bytes on what now carries 1 byte a second"
-    assert costs.fat_tree(4, 2, 4, LINK).parts(up) == (6, 16)
+    assert costs.fat_tree(4, 2, 4, LINK).parts(up).tolist() == [6, 16]
+    assert costs.fat_tree(4, 2, 4, LINK).parts(up, [1, 3]).tolist() == [[6, 16], [6, 48]], "three times the bytes"
     machine = costs.multi_node(2, costs.full_bisection(2, Link(1, 100)), LINK)
     assert seconds(machine, up) == 3 + 8, "one card for 16 bytes"
     assert seconds(machine, one_round(4, ((0, 1), 100))) == 1 + 1, "within a node"
@@ -89,14 +133,44 @@ def test_dgx1_is_wired_as_it_is():
     assert all(sum(int(a) == gpu for a, _ in links) == 4 for gpu in range(8)), "four NVLinks a GPU"
     assert topology.route(0, 3) == ["NVLink 0→3"]
     assert topology.route(6, 2) == ["NVLink 6→2"]
-    assert [name.split()[0] for name in topology.route(0, 5)] == ["PCIe", "PCIe", "QPI", "PCIe", "PCIe"]
+    assert [name.split()[0] for name in topology.route(0, 5)] == ["PCIe", "PCIe", "host", "QPI", "PCIe", "PCIe"]
     without = costs.dgx1(nvlink=False)
     assert without.route(0, 1) == ["PCIe 0 up", "PCIe 1 down"], "one switch for two GPUs"
     assert not any("QPI" in name for name in without.route(0, 3))
     found = schedule("ring", 8, (8 * 2**20,))
     assert seconds(topology, found) == seconds(without, found), "3→4 and 7→0 have no NVLink, and all wait for them"
-    around = collectives.schedule("ring", 8, (8 * 2**20,), groups=[[0, 1, 2, 3, 7, 6, 5, 4]])
-    assert seconds(topology, around) == pytest.approx(14 * (1e-6 + 2**22 / 20e9)), "a ring of NVLinks only"
+    for order in ([0, 1, 2, 3, 7, 6, 5, 4], [0, 4, 5, 6, 7, 3, 2, 1]):
+        around = collectives.schedule("ring", 8, (8 * 2**20,), groups=[order])
+        assert seconds(topology, around) == pytest.approx(14 * (1e-6 + 2**22 / 20e9)), "a ring of NVLinks only"
+
+
+def message(topology, sender, receiver, size=2**20):
+    return topology.parts(one_round(topology.workers, ((sender, receiver), size)))
+
+
+def test_dgx1_obeys_its_wires():
+    """NVLink before a shared switch, that before the other peer domain; the way to another node begins with PCIe."""
+    for machine in (costs.dgx1(), costs.multi_node(2, costs.dgx1())):
+        ways = [message(machine, *pair) for pair in ((0, 4), (3, 4))]
+        assert (ways[0] < ways[1]).all()
+        assert ways[1][1] == pytest.approx(2**20 / costs.HOST.bandwidth), "staged: half of what PCIe carries"
+    without, cluster = costs.dgx1(nvlink=False), costs.multi_node(2, costs.dgx1())
+    assert message(without, 0, 1).sum() < message(without, 0, 2).sum() < message(without, 0, 4).sum()
+    assert message(cluster, 0, 8)[0] == pytest.approx(2 * 2 * costs.PCIE.latency + costs.INFINIBAND.latency)
+    assert message(cluster, 0, 8).sum() > max(message(cluster, 0, 1).sum(), message(without, 0, 2).sum())
+    assert message(cluster, 4, 12).sum() > message(cluster, 0, 8).sum(), "from the far side of QPI"
+    names = [name.split(": ")[-1].split()[0] for name in cluster.route(5, 12)]
+    assert names == ["PCIe", "PCIe", "host", "QPI", "card", "card", "QPI", "host", "PCIe", "PCIe"]
+    assert set(cluster.route(5, 12)) <= cluster.links.keys()
+
+
+def test_avoid_qpi():
+    """Without NVLink who sends less from one peer domain to the other is faster than a ring."""
+    found = {name: collectives.schedule(name, 8, (2**22,)) for name in ("ring", "torus", "rabenseifner")}
+    taken = {name: seconds(costs.dgx1(nvlink=False), schedule) for name, schedule in found.items()}
+    assert taken["torus"] < 0.7 * taken["ring"] < taken["rabenseifner"]
+    crossing = collectives.schedule("ring", 8, (2**22,), groups=[[0, 4, 1, 5, 2, 6, 3, 7]])
+    assert seconds(costs.dgx1(nvlink=False), crossing) > 1.5 * taken["ring"], "eight crossings instead of two"
 
 
 MAKERS = [

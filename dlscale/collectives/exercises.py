@@ -1,14 +1,20 @@
 """The exercises of 08_collectives."""
 
+import functools
+import itertools
 import math
 import numbers
-import operator
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import jax.numpy as jnp  # noqa: F401 (for the solutions)
+import numpy as np
+from jax import Array
 
 from dlscale import collectives, costs
 from dlscale.course.exercises import Exercise, compare
-
-TEXTBOOK = ("tree", "butterfly", "ring", "rabenseifner")
+from dlscale.lab import program
 
 
 def _sent(answer: Any) -> str | None:
@@ -39,66 +45,110 @@ def ring_sends(workers, size):
 )
 
 
-def _pairs(answer: Any) -> str | None:
-    for workers in (2, 8, 32):
-        for k in range(int(math.log2(workers))):
-            given = f"round {k} of {workers} workers"
-            found = answer(k, workers)
-            try:
-                found = sorted((operator.index(sender), operator.index(receiver)) for sender, receiver in found)
-            except (TypeError, ValueError):
-                return f"In {given}, a list of pairs (sender, receiver) is asked for."
-            if [sender for sender, _ in found] != list(range(workers)):
-                return f"In {given}, each worker from 0 to {workers - 1} should send once."
-            for sender, receiver in found:
-                if receiver ^ sender != 2**k:
-                    what = "itself" if receiver == sender else f"worker {receiver}"
-                    return f"In {given}, worker {sender} sends to {what}: the two must differ in bit {k} only."
+class _Unanswered(Exception):
+    """`...` is what a function returned in the middle of a trace."""
+
+
+def tried(f: Callable[[Array, str], Array]) -> Callable[[np.ndarray], Any]:
+    """What f(x, axis_name) does, as a function of all workers' x, (workers, …).
+
+    It returns their results, and for each round of the traced program its messages: (pairs, bytes). Where f is not
+    written yet, `...`. A check cannot trace what runs in another process; this runs where f is.
+    """
+
+    def one(x: Array) -> Array:
+        if (result := f(x, "workers")) is ...:
+            raise _Unanswered
+        return result
+
+    def run(x: np.ndarray) -> Any:
+        try:
+            found = program.schedule(one, len(x), jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
+        except _Unanswered:
+            return ...
+        rounds = [[(message.pairs.tolist(), message.bytes) for message in messages] for messages, _ in found.rounds]
+        return np.asarray(jax.jit(jax.vmap(one, axis_name="workers"))(x)), rounds
+
+    return run
+
+
+def _all_reduce(answer: Any, rounds_each_way: int, sent: Callable[[int, int], float]) -> str | None:
+    """What is wrong with an all-reduce that may take so many times log₂ P rounds and send(P, size) bytes."""
+    for workers in (2, 4, 16):
+        x = np.random.default_rng(workers).integers(0, 100, (workers, 3 * workers)).astype(np.int32)
+        try:
+            told = answer(x)
+        except TypeError as error:
+            if "missing" not in str(error):
+                raise
+            told = tried(answer)(x)  # the function itself was handed in
+            if told is ...:
+                raise TypeError("it returns nothing yet") from None
+        results, rounds = told
+        if wrong := compare(f"The array of {workers} workers' sums", results, np.broadcast_to(x.sum(0), x.shape), 1e-9):
+            return wrong
+        allowed, bytes_sent = rounds_each_way * int(math.log2(workers)), np.zeros(workers)
+        for pairs, size in itertools.chain.from_iterable(rounds):
+            np.add.at(bytes_sent, np.array(pairs)[:, 0], size)
+        if not bytes_sent.any():
+            return f"The sums are right, but {workers} workers send nothing with ppermute."
+        if len(rounds) > allowed:
+            return f"The sums are right, but {workers} workers need {len(rounds)} rounds; {allowed} are enough."
+        if bytes_sent.max() > sent(workers, x[0].nbytes):
+            share = bytes_sent.max() / x[0].nbytes
+            return (
+                f"The sums are right, but of {workers} workers one sends {share:.3g} times its array: less is enough."
+            )
     return None
 
 
-pairs = Exercise(
-    id="collectives-pairs",
-    answer="pairs",
+butterfly = Exercise(
+    id="collectives-butterfly",
+    answer="butterfly",
     question="In a **butterfly**, in round $k = 0, 1, 2, \\ldots$ you swap your whole sum with the worker whose number "
-    "differs from yours in bit $k$, $2^k$ away, and add. Write `pairs`, the list of (sender, receiver) that `ppermute` "
-    "needs in round `k` among `workers` workers, a power of two.",
+    "differs from yours in bit $k$, $2^k$ away, and add. Write it, for a power of two of workers.",
     hints=(
-        "In round 0, 0 and 1 swap, 2 and 3, …; each swap is two messages.",
-        "`worker ^ 2**k` turns bit k over.",
+        "`worker ^ 2**k` turns bit k over, and `P.bit_length() - 1` is log₂ P.",
+        "In each round: x = x + jax.lax.ppermute(x, axis_name, [(w, w ^ 2**k) for w in range(P)]).",
     ),
     code="""
-def pairs(k, workers):
-    return [(worker, worker ^ 2**k) for worker in range(workers)]
+def butterfly(x, axis_name):
+    P = jax.lax.axis_size(axis_name)
+    for k in range(P.bit_length() - 1):
+        partners = [(worker, worker ^ 2**k) for worker in range(P)]
+        x = x + jax.lax.ppermute(x, axis_name, partners)
+    return x
 """,
-    wrong=_pairs,
-    right="with `x = x + ppermute(x, axis_name, pairs(k, P))` in each round, that is the whole algorithm.",
+    wrong=lambda answer: _all_reduce(answer, 1, lambda workers, size: size * math.log2(workers)),
+    right="the sums are NumPy's, in log₂ P rounds of one whole array each. Nobody needs fewer rounds.",
 )
 
 
-def _rounds(answer: Any) -> str | None:
-    if not isinstance(answer, list | tuple) or len(answer) != 2:
-        return "Two numbers are asked for: of the butterfly and of the ring."
-    if list(answer) == [126, 6]:
-        return "Both are right, but the butterfly comes first."
-    for algorithm, found in zip(("butterfly", "ring"), answer, strict=True):
-        expected = len(collectives.schedule(algorithm, 64, (64,)).rounds)
-        if wrong := compare(f"The number of rounds of the {algorithm}", found, expected, 1e-9):
-            return wrong
-    return None
-
-
-rounds = Exercise(
-    id="collectives-rounds",
-    answer="rounds",
-    question="By hand: how many rounds do a butterfly and a ring need among 64 workers?",
+rabenseifner = Exercise(
+    id="collectives-rabenseifner",
+    answer="rabenseifner",
+    question="Write **reduce-scatter + gather**, for a power of two of workers and a flat `x` that divides by their "
+    "number. Halving, with the farthest partner first: keep the half of `x` that your bit says, send the other one, "
+    "add what comes. Then doubling, with the nearest first: swap what you have, and put both together in order.",
     hints=(
-        "Butterfly: after one round each sum holds 2 gradients, after two rounds 4, …",
-        "The ring goes round twice, less one worker each time.",
+        "low, high = jnp.split(x, 2); with d = 2**k, those with `me & d` keep high and send low, others the reverse.",
+        "On the way back, those with `me & d` join what came in front of their own: jnp.concatenate([other, x]).",
     ),
-    code="rounds = [6, 126]",
-    wrong=_rounds,
-    right="log₂ P against 2 (P − 1). Whoever pays for each round will not like the ring.",
+    code="""
+def rabenseifner(x, axis_name):
+    P, me = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    swap = lambda x, d: jax.lax.ppermute(x, axis_name, [(w, w ^ d) for w in range(P)])
+    distances = [2**k for k in range(P.bit_length() - 1)]
+    for d in reversed(distances):
+        low, high = jnp.split(x, 2)
+        x = jnp.where(me & d > 0, high, low) + swap(jnp.where(me & d > 0, low, high), d)
+    for d in distances:
+        other = swap(x, d)
+        x = jnp.where(me & d > 0, jnp.concatenate([other, x]), jnp.concatenate([x, other]))
+    return x
+""",
+    wrong=lambda answer: _all_reduce(answer, 2, lambda workers, size: 2 * size * (workers - 1) / workers),
+    right="the fewest bytes that an all-reduce can do with, in 2 log₂ P rounds.",
 )
 
 
@@ -137,40 +187,6 @@ def crossover(workers, latency, per_byte):
 )
 
 
-def _fastest(answer: Any) -> str | None:
-    for workers in (4, 32, 512):
-        for size in (8, 3e3, 1e5, 3e6, 1e9):
-            for latency, per_byte in ((1e-6, 1e-10), (3e-5, 1e-9), (0.0, 1e-9)):
-                seconds = {name: costs.formula(name, workers, size, latency, per_byte) for name in TEXTBOOK}
-                name = answer(workers, size, latency, per_byte)
-                if name not in TEXTBOOK:
-                    return f"{name!r} is none of {', '.join(TEXTBOOK)}."
-                if seconds[name] > min(seconds.values()) * (1 + 1e-9):
-                    given = f"{workers} workers, {size:g} bytes, {latency:g} s a message and {per_byte:g} s a byte"
-                    least = min(seconds.values())
-                    return f"For {given}, {name} takes {seconds[name]:.3g} s, and another {least:.3g} s."
-    return None
-
-
-fastest = Exercise(
-    id="collectives-fastest",
-    answer="fastest",
-    question='Write `fastest`: it names the algorithm, "tree", "butterfly", "ring" or "rabenseifner", that takes the '
-    "least time. `costs.formula(name, workers, size, latency, per_byte)` is at hand.",
-    hints=(
-        "min(names, key=…) returns the name for which the key is smallest.",
-        "The key is lambda name: costs.formula(name, workers, size, latency, per_byte).",
-    ),
-    code="""
-def fastest(workers, size, latency, per_byte):
-    names = ["tree", "butterfly", "ring", "rabenseifner"]
-    return min(names, key=lambda name: costs.formula(name, workers, size, latency, per_byte))
-""",
-    wrong=_fastest,
-    right="this is what MPI and NCCL do at each call, with tables tuned for the kind of machine.",
-)
-
-
 def _bisection(answer: Any) -> str | None:
     for workers, per_switch, oversubscription in ((32, 8, 1.0), (32, 8, 4.0), (64, 4, 2.0), (16, 8, 8.0)):
         links = costs.fat_tree(workers, per_switch, oversubscription).links
@@ -198,4 +214,71 @@ def bisection(workers, oversubscription, bandwidth):
 """,
     wrong=_bisection,
     right="whatever has to cross the middle shares this. A good order of ranks lets little cross it.",
+)
+
+
+NODES, WIRES = 4, [0, 4, 5, 6, 7, 3, 2, 1]  # a ring of NVLinks that comes and goes at the card's side
+
+
+@functools.cache
+def _machine() -> costs.Topology:
+    return costs.multi_node(NODES, costs.dgx1())
+
+
+def seconds(size: int, **plan: Any) -> float:
+    """Modelled seconds of `collectives.all_reduce` with these options for `size` bytes on four DGX-1, adding included.
+
+    Raises ValueError for groups that are not all 32 GPUs in one group.
+    """
+    workers = _machine().workers
+    groups = [[int(rank) for rank in group] for group in plan.pop("groups", [range(workers)])]
+    if len(groups) != 1 or sorted(groups[0]) != [*range(workers)]:
+        raise ValueError("groups must be one list of all 32 GPUs, in an order of yours.")
+    found = collectives.schedule(plan.pop("algorithm", "ring"), workers, (size // 4,), groups=groups, **plan)
+    return float(_machine().parts(found).sum()) + costs.COMBINE * sum(one.combined for one in found.rounds)
+
+
+@functools.cache
+def hybrid(size: int) -> float:
+    """Seconds of the better of a ring along the wires and hierarchical all-reduce, on four DGX-1."""
+    ring = [[8 * node + gpu for node in range(NODES) for gpu in WIRES]]
+    return min(seconds(size, algorithm="ring", groups=ring), seconds(size, algorithm="hierarchical", group_size=8))
+
+
+ASKED = {2**14: 1.0, 2**18: 1.0, 2**20: 0.8, 2**21: 0.8, 2**26: 1.0}  # bytes, and at most so much of the hybrid's time
+
+
+def _fastest(answer: Any) -> str | None:
+    told = []
+    for size, share in ASKED.items():
+        plan = answer(size)
+        if not isinstance(plan, dict):
+            return f"For {size:,} bytes, a dictionary of options of `all_reduce` is asked for."
+        found = seconds(size, **plan) / hybrid(size)
+        told.append(f"{size:,} bytes: {found:.2f}{'' if found <= share * (1 + 1e-9) else ' (too slow)'}")
+    return f"Time over that of the hybrid, {'; '.join(told)}." if any("slow" in one for one in told) else None
+
+
+fastest = Exercise(
+    id="collectives-fastest",
+    answer="fastest",
+    question="**Open.** Find a fast all-reduce for four DGX-1 in this model. `fastest(size)` returns the options of "
+    "`collectives.all_reduce` for so many bytes, as a dictionary: `algorithm`, `groups` (one list of the 32 GPUs in an "
+    "order of yours), `group_size`, `chunks`. It must never be slower than the hybrid, and at 1 and 2 MiB need at most "
+    "four fifths of its time. `exercises.seconds(size, **options)` tells you the time.",
+    hints=(
+        "Three algorithms, each for a range of sizes, beat any single one. Which of them has the ring's bytes in fewer "
+        "rounds?",
+        "A torus of 32 has rows of eight: with the GPUs of each node in the order 0 4 5 6 7 3 2 1 a row is a ring of "
+        "wires.",
+    ),
+    code="""
+def fastest(size):
+    if size < 2**19:
+        return {"algorithm": "hierarchical", "group_size": 8}
+    order = [8 * node + gpu for node in range(4) for gpu in [0, 4, 5, 6, 7, 3, 2, 1]]
+    return {"algorithm": "torus" if size < 2**23 else "ring", "groups": [order]}
+""",
+    wrong=_fastest,
+    right="who knows the wires and the size beats a fixed choice. Libraries search such tables for you.",
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 
 from dlscale.lab import checks
@@ -31,8 +32,9 @@ class Link(NamedTuple):
 NVLINK = Link(1e-6, 20e9)  # NVLink 1.0, one link: 20 GB/s (NVIDIA DGX-1 white paper, 2017); latency assumed
 PCIE = Link(2e-6, 15.75e9)  # PCI Express 3.0 x16: 8 GT/s · 16 lanes · 128/130 (PCI-SIG); latency assumed
 QPI = Link(0.5e-6, 19.2e9)  # QuickPath Interconnect at 9.6 GT/s, 2 bytes a transfer (Intel); latency assumed
+HOST = Link(5e-6, PCIE.bandwidth / 2)  # written to a processor's memory, then read: two copies; latency assumed
 INFINIBAND = Link(1e-6, 12.5e9)  # EDR 4x, 100 Gb/s (InfiniBand Trade Association); latency assumed
-COMBINE = 1 / 10e9  # seconds to add a byte to another, of a processor that reads and writes 10 GB/s: assumed
+COMBINE = 3 / 732e9  # seconds to add a byte to another: two reads, one write; memory of a P100 (NVIDIA, 2016)
 
 
 # Models of a message
@@ -47,10 +49,8 @@ class _Model:
 
     def time(self, schedule: Schedule) -> float:
         """Seconds that the schedule takes."""
-        total = 0.0
-        for messages, combined in schedule.rounds:
-            total += self._sending(messages, schedule.workers) + combined * self.combine
-        return total
+        rounds = ((self._sending(messages, schedule.workers), combined) for messages, combined in schedule.rounds)
+        return sum((sending + combined * self.combine for sending, combined in rounds), 0.0)
 
 
 def _for_each_worker(of: Callable[[int], float], messages: Sequence[Message], workers: int) -> np.ndarray:
@@ -82,8 +82,10 @@ class LogGP(_Model):
     """Latency L, overhead o of a send and of a receive, gap g between two messages of a worker, gap G for each further
     byte of one (Culler et al. 1993; Alexandrov et al. 1995). LogP is LogGP with G = 0.
 
-    A message of n bytes arrives o + (n - 1) · G + L + o after its worker began; the worker may begin the next one
-    max(o, g) after the last byte has left. Raises ValueError for numbers that are negative or not finite.
+    The last byte of a message of n bytes leaves o + (n - 1) · G after its worker began, and arrives L later; the worker
+    may begin the next one max(o, g) after that. Once all of its messages have left, a worker takes in what has come, o
+    for each: a processor is busy with every send and with every receive. Raises ValueError for numbers that are
+    negative or not finite.
     """
 
     latency: float
@@ -96,9 +98,10 @@ class LogGP(_Model):
         if not messages:
             return 0.0
         count = _for_each_worker(lambda _: 1, messages, workers)
-        long = _for_each_worker(lambda size: (size - 1) * self.gap_per_byte, messages, workers)
-        between = np.maximum(count - 1, 0) * max(self.overhead, self.gap)
-        return (long + between).max() + 2 * self.overhead + self.latency
+        chain = _for_each_worker(lambda size: (size - 1) * self.gap_per_byte, messages, workers)
+        chain += np.maximum(count - 1, 0) * max(self.overhead, self.gap)
+        processor = chain[0] + (np.minimum(count[0], 1) + count[1]) * self.overhead  # of each worker
+        return max(chain.max() + 2 * self.overhead + self.latency, processor.max())
 
 
 # Machines
@@ -106,32 +109,42 @@ class LogGP(_Model):
 
 @dataclass(frozen=True)
 class Topology:
-    """Workers and the links between them; `route(sender, receiver)` names the links that a message passes, in order."""
+    """Workers and the links between them; `route(sender, receiver)` names the links that a message passes, in order.
+
+    `outside(worker, way)` names those between a worker and the machine's network card, for the way "up" and "down".
+    """
 
     name: str
     workers: int
     links: dict[str, Link]
     route: Callable[[int, int], Sequence[str]] = field(repr=False)
+    outside: Callable[[int, str], Sequence[str]] = field(default=lambda worker, way: (), repr=False)
 
-    def parts(self, schedule: Schedule) -> tuple[float, float]:
+    def parts(self, schedule: Schedule, times: ArrayLike = 1.0) -> np.ndarray:
         """Seconds of latency and seconds of bandwidth that the schedule takes, without combining.
 
         A worker may send on several links at once. A message takes the latencies of its links, and as long as the most
         crowded of them needs for all that passes it in this round; a round takes what its slowest message takes.
+        For so many `times` the bytes, of any shape, the result is (*shape, 2).
         Raises ValueError for a schedule of another number of workers.
         """
         if schedule.workers != self.workers:
             raise ValueError(f"The schedule is for {schedule.workers} workers, {self.name} has {self.workers}.")
-        parts = np.zeros(2)
-        for messages, _ in schedule.rounds:
-            sent = [(self.route(*pair), size) for pairs, size in messages for pair in pairs.tolist()]
+        times, alike = np.asarray(times, float), {}  # rounds of equal messages take equally long
+        for messages in filter(None, (messages for messages, _ in schedule.rounds)):
+            alike.setdefault(tuple((size, pairs.tobytes()) for pairs, size in messages), []).append(messages)
+        parts = np.zeros((*times.shape, 2))
+        for same in alike.values():
+            sent = [(self.route(*pair), size) for pairs, size in same[0] for pair in pairs.tolist()]
             load: Counter[str] = Counter()  # bytes that pass each link
-            for route, size in sent:
-                load.update(dict.fromkeys(route, size))
-            latencies = (sum(self.links[name].latency for name in route) for route, _ in sent)
-            crowded = (max(load[name] / self.links[name].bandwidth for name in route) for route, _ in sent)
-            parts += max(zip(latencies, crowded, strict=True), key=sum, default=(0.0, 0.0))
-        return float(parts[0]), float(parts[1])
+            for name, size in ((name, size) for route, size in sent for name in route):
+                load[name] += size
+            busy = {name: size / self.links[name].bandwidth for name, size in load.items()}
+            latencies = np.array([sum(self.links[name].latency for name in route) for route, _ in sent])
+            crowded = np.array([max(map(busy.__getitem__, route)) for route, _ in sent])
+            slowest = (latencies + np.multiply.outer(times, crowded)).argmax(-1)
+            parts += len(same) * np.stack([latencies[slowest], times * crowded[slowest]], -1)
+        return parts
 
 
 def _switched(name: str, workers: int, latency: float, cables: Mapping[str, tuple[int, float]]) -> Topology:
@@ -204,7 +217,8 @@ def dgx1(nvlink: bool = True) -> Topology:
     """NVIDIA's DGX-1 (P100): eight GPUs in a hybrid cube mesh, four NVLinks each; two to a PCIe switch, four to a CPU.
 
     GPUs 0 to 3 are all connected, so are 4 to 7, and each GPU i with i + 4. What has no NVLink goes through PCIe
-    switches and, between the halves, through QPI; with `nvlink` False all does.
+    switches; with `nvlink` False all does. The halves are peer domains: from one to the other, bytes are staged in the
+    memory of the processors and cross QPI. The card that leads outside is at the processor of GPUs 0 to 3.
     """
     wired = [(a, b) for a, b in itertools.permutations(range(8), 2) if a // 4 == b // 4 or abs(a - b) == 4]
     direct = {f"NVLink {a}→{b}": NVLINK for a, b in wired if nvlink}
@@ -214,16 +228,22 @@ def dgx1(nvlink: bool = True) -> Topology:
         if (straight := f"NVLink {sender}→{receiver}") in direct:
             return [straight]
         path, here, there = switched.route(sender, receiver), sender // 4, receiver // 4
-        return path if here == there else [*path[:2], f"QPI {here}→{there}", *path[2:]]
+        return path if here == there else [*path[:2], f"host {sender} up", f"QPI {here}→{there}", *path[2:]]
+
+    def outside(worker: int, way: str) -> list[str]:
+        staged = [f"host {worker} {way}", "QPI 1→0" if way == "up" else "QPI 0→1"] if worker >= 4 else []
+        return [f"PCIe {worker} {way}", f"PCIe switch {worker // 2} {way}", *staged]
 
     links = {**direct, **switched.links, "QPI 0→1": QPI, "QPI 1→0": QPI}
-    return Topology("DGX-1" if nvlink else "DGX-1 without NVLink", 8, links, route)
+    links |= {f"host {gpu} {way}": HOST for gpu in range(8) for way in ("up", "down")}
+    return Topology("DGX-1" if nvlink else "DGX-1 without NVLink", 8, links, route, outside)
 
 
 def multi_node(nodes: int, node: Topology, link: Link = INFINIBAND) -> Topology:
     """`nodes` copies of a machine, each with one network card on a switch that is never the bottleneck.
 
-    Worker w of node n has the number n · node.workers + w. All messages of a node to other nodes share its card.
+    Worker w of node n has the number n · node.workers + w. All messages of a node to other nodes share its card, and
+    the way to it.
     """
     checks.whole("nodes", nodes)
     workers = nodes * node.workers
@@ -231,8 +251,12 @@ def multi_node(nodes: int, node: Topology, link: Link = INFINIBAND) -> Topology:
     links = cards.links | {f"node {n}: {name}": inner for n in range(nodes) for name, inner in node.links.items()}
 
     def route(sender: int, receiver: int) -> list[str]:
-        inside = node.route(sender % node.workers, receiver % node.workers)
-        return cards.route(sender, receiver) or [f"node {sender // node.workers}: {name}" for name in inside]
+        (here, a), (there, b) = divmod(sender, node.workers), divmod(receiver, node.workers)
+        if here == there:
+            return [f"node {here}: {name}" for name in node.route(a, b)]
+        up = [f"node {here}: {name}" for name in node.outside(a, "up")]
+        down = [f"node {there}: {name}" for name in reversed(node.outside(b, "down"))]
+        return [*up, *cards.route(sender, receiver), *down]
 
     return Topology(f"{nodes} × {node.name}", workers, links, route)
 
