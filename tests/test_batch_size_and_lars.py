@@ -240,6 +240,16 @@ def test_one_ratio_is_that_of_a_single_layer(matrices_only):
         np.testing.assert_allclose(updates[name], -0.05 * ratio * steps[name], rtol=1e-4)
 
 
+def test_length_1_is_that_of_the_whole_step():
+    params, gradient = tree((2.0, 3.0), 0), tree((0.1, 20.0), 1)
+    optimizer = recorded.ARMS["length 1"][0](0.5, 100.0)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    steps = {name: gradient[name] + recorded.WEIGHT_DECAY * params[name] for name in SHAPES}
+    length = np.sqrt(sum((step**2).sum() for step in steps.values()))
+    for name in SHAPES:
+        np.testing.assert_allclose(updates[name], -0.05 * steps[name] / length, rtol=1e-4)
+
+
 @pytest.mark.parametrize("arm", recorded.ARMS)
 def test_a_net_of_zeros_moves_and_stays_finite(arm):
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
@@ -359,19 +369,81 @@ def test_a_plan_is_judged_by_updates_and_accuracy(stages, words):
     assert re.search(words, line), line
 
 
-def test_another_good_plan_passes():
+def test_another_good_plan_passes_and_hears_by_how_much(capsys):
     assert exercises.plan.judge([[12.5, 150, 0.5, 0.75], (3.5, 600, 0.5, 0.75)])[0]
+    assert re.search(r"\d+ updates, .* points", capsys.readouterr().out)
+
+
+def lars_like(gradient_norm="of each", defined=True, decayed=True):
+    """A step of LARS in NumPy, or one with a mistake."""
+
+    def steps(weights, momenta, gradients, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
+        d = [g + decay * w for w, g in zip(weights, gradients, strict=True)]
+        norm = np.linalg.norm
+        below = [norm(np.ravel(step if decayed else g)) for step, g in zip(d, gradients, strict=True)]
+        above = [norm(np.ravel(w)) for w in weights]
+        if gradient_norm == "of all":
+            below, above = [norm(below)] * len(d), [norm(above)] * len(d)
+        with np.errstate(all="ignore"):
+            quotients = coefficient * np.array(above) / below
+        defined_at = (np.array(above) > 0) & (np.array(below) > 0)
+        ratios = np.where(defined_at, quotients, 1.0) if defined else quotients
+        new = [beta * m + rate * r * step for m, r, step in zip(momenta, ratios, d, strict=True)]
+        return [w - m for w, m in zip(weights, new, strict=True)], new
+
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("options", "right"),
+    [({}, True), ({"gradient_norm": "of all"}, False), ({"defined": False}, False), ({"decayed": False}, False)],
+    ids=["right", "one ratio", "zero norms", "decay not in the norm"],
+)
+def test_a_step_of_lars(options, right):
+    assert exercises.step.judge(lars_like(**options))[0] == right
+
+
+def test_one_output_too_many_is_told():
+    right, line = exercises.overflow.judge(32753)
+    assert not right and "65,506" in line
+
+
+# The notebook's own step of LARS
+
+
+@pytest.mark.parametrize("matrices_only", [False, True])
+def test_the_step_in_the_notebook_is_that_of_optax(matrices_only):
+    names: dict = {"jnp": jnp}
+    exec(source("batch-76"), names)
+    masks = dict.fromkeys(("weight_decay_mask", "trust_ratio_mask"), recorded.matrices) if matrices_only else {}
+    library = optax.lars(1.0, 5e-4, trust_coefficient=0.01, momentum=0.9, **masks)
+    params = {"w": tree((2.0, 0.0), 0)["w"], "b": np.zeros(3, np.float32)}
+    state, memory = library.init(params), {name: (np.zeros_like(w),) for name, w in params.items()}
+    for seed in range(5):
+        gradient = tree((0.1, 20.0) if seed != 3 else (0.0, 0.0), seed)
+        updates, state = library.update(gradient, state, params)
+        for name, w in params.items():
+            new, memory[name] = names["lars_step"](w, memory[name], gradient[name], 1, matrices_only=matrices_only)
+            np.testing.assert_allclose(new - w, updates[name], rtol=1e-3, atol=1e-5)
+        params = jax.tree.map(lambda w, u: np.asarray(w + u), params, updates)
 
 
 # What to try next: each suggestion runs, on the notebook's own cells
 
 
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "04_batch_size_and_lars.ipynb"
+
+
+def source(identity: str) -> str:
+    return next(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.id == identity)
+
+
 @pytest.fixture(scope="module")
 def cells():
     """The names that the notebook's cells define, those that a suggestion needs."""
-    path = Path(__file__).parent.parent / "notebooks" / "04_batch_size_and_lars.ipynb"
+    path = NOTEBOOK
     names: dict = {}
-    wanted = ("01", "03", "05", "07", "09", "10", "14", "26", "warm-method", "61")
+    wanted = ("01", "03", "05", "07", "target", "09", "10", "14", "26", "warm-method", "61")
     cut = {"batch-14": "descents =", "batch-26": "jobs =", "batch-warm-method": "EPOCHS, FAIL ="}
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.id in {f"batch-{name}" for name in wanted}:
@@ -379,9 +451,25 @@ def cells():
     return names | {"EPOCHS": 16}
 
 
-def test_a_nearer_target_is_reached_sooner(cells):
-    counts = [np.nanmax(cells["to_target"](3, 1, 0, target=target)[:, 0]) for target in (1.6, 1.4)]
-    assert counts[0] < counts[1]
+@pytest.fixture(scope="module")
+def nearer():
+    """All cells from the target to the law, with a nearer target."""
+    names: dict = {}
+    for identity in ("01", "03", "05", "07", "target", "09", "10", "14", "16", "19"):
+        code = "TARGET, LOOKS = 1.6, 56" if identity == "target" else source(f"batch-{identity}")
+        exec(code, names)
+    return names
+
+
+def test_a_nearer_target_has_a_smaller_critical_batch(nearer):
+    assert 20 < nearer["law"].batch.mean < 155
+    assert nearer["arrived"].shape == (7, 4, 8) and (nearer["needed"] > 0).all()
+
+
+def test_a_target_that_few_reach_is_not_fitted(nearer):
+    names = nearer | {"arrived": np.zeros((7, 4, 8), bool)}
+    with pytest.raises(ValueError, match="nearer TARGET"):
+        exec(source("batch-16"), names)
 
 
 def test_momentum_can_be_given(cells):
@@ -395,6 +483,8 @@ def test_another_plan_runs(cells):
     looks = cells["train_plan"]("smaller stages", 0.5, 0)
     assert looks[-1, 6] > 0.4
     assert looks[-1, 0] < 1501
+    colors = re.search(r"\(figures\.GREY[^)]*\)", source("batch-63"))[0]
+    assert colors.count("figures.") >= len(cells["PLANS"])  # the fifth is drawn, too
 
 
 def test_wrong_labels_change_signal_and_noise(cells):

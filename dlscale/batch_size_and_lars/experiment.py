@@ -69,6 +69,20 @@ def lamb(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
     return optax.lamb(warm_up_and_decay(learning_rate, steps), weight_decay=LAMB_DECAY)
 
 
+def normalised(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
+    """Momentum on gradients of length 1 for the whole net: neither layers nor the weights' length have a say."""
+    return optax.chain(
+        optax.add_decayed_weights(WEIGHT_DECAY),
+        optax.normalize_by_update_norm(),
+        optax.scale_by_learning_rate(warm_up_and_decay(learning_rate, steps)),
+        optax.trace(0.9),
+    )
+
+
+def adamw(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
+    return optax.adamw(warm_up_and_decay(learning_rate, steps), weight_decay=LAMB_DECAY)
+
+
 ARMS = {  # the optimizer, and the exponents of 2 of its grid of rates
     "momentum": (momentum, range(-7, 4)),
     "LARS": (lars, range(-5, 6)),
@@ -90,7 +104,10 @@ ARMS = {  # the optimizer, and the exponents of 2 of its grid of rates
         functools.partial(lars, decay=100 * WEIGHT_DECAY, weight_decay_mask=matrices),
         range(-5, 6),
     ),
+    "length 1": (normalised, range(-3, 4)),  # fewer rates than its rivals have: it may only be underrated
+    "AdamW": (adamw, range(-11, -4)),
 }
+FRESH_SEEDS = range(8, 16)  # for a rule written when the outcome on TEST_SEEDS was known
 
 
 @functools.cache
@@ -145,15 +162,23 @@ def plan(run: RunTrials) -> None:
             _tune_and_test(run, arm="one ratio", norm=norm, batch_size=batch_size)
             if norm == "none":
                 _tune_and_test(run, arm="one ratio, matrices only", norm=norm, batch_size=batch_size)
-    for arm in list(ARMS)[7:]:  # with batch norm: the decays
+        for batch_size in sorted({750, promising}):
+            _tune_and_test(run, arm="length 1", norm=norm, batch_size=batch_size)
+        if norm == "none":
+            _tune_and_test(run, arm="AdamW", norm=norm, batch_size=promising)
+            for arm in ("LAMB", "AdamW"):
+                _tune_and_test(run, seeds=FRESH_SEEDS, arm=arm, norm=norm, batch_size=promising)
+    for arm in list(ARMS)[7:11]:  # with batch norm: the decays
         _tune_and_test(run, arm=arm, norm="batch", batch_size=promising)
+    for arm in ("LARS", "length 1"):
+        _tune_and_test(run, seeds=FRESH_SEEDS, arm=arm, norm="batch", batch_size=promising)
 
 
-def _tune_and_test(run: RunTrials, **setting: object) -> float:
+def _tune_and_test(run: RunTrials, seeds: range = TEST_SEEDS, **setting: object) -> float:
     """The mean validation accuracy of the best rate, which is then tested with other seeds."""
     rates = [2.0**exponent for exponent in ARMS[setting["arm"]][1]]
     tuned = train.tune(
-        run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=itemgetter("accuracy")
+        run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=seeds, score=itemgetter("accuracy")
     )
     return float(tuned.scores.mean(-1).max())
 
