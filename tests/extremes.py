@@ -7,23 +7,23 @@ import itertools
 from dlscale.page import widgets
 
 
+def picture(explorer: widgets.Explorer, values: dict) -> bytes:
+    try:
+        return explorer.draw(explorer.start | values)[0]
+    except Exception as error:
+        raise AssertionError(f"Explorer {widgets.explorers.index(explorer)} failed at {values}.") from error
+
+
 def check() -> None:
     """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
 
     Raises AssertionError for a picture that cannot be drawn and for a control that never changed the picture.
     """
     for order, explorer in enumerate(widgets.explorers):
-
-        def picture(order=order, explorer=explorer, **values):
-            try:
-                return explorer.draw(explorer.start | values)[0]
-            except Exception as error:
-                raise AssertionError(f"Explorer {order} failed at {values}.") from error
-
         ends = {name: (control.values[0], control.values[-1]) for name, control in explorer.controls.items()}
         for name, control in explorer.controls.items():
             values = control.values if control.kind == "menu" else ends[name]
-            if len({picture(**{name: value}) for value in values}) < 2:
+            if len({picture(explorer, {name: value}) for value in values}) < 2:
                 raise AssertionError(f"Control {name!r} of explorer {order} never changed the picture.")
         for corner in itertools.product(*ends.values()):
-            picture(**dict(zip(ends, corner, strict=True)))
+            picture(explorer, dict(zip(ends, corner, strict=True)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import optax
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dlscale import batch_size_and_lars as room
+from dlscale.batch_size_and_lars import exercises
 from dlscale.batch_size_and_lars import experiment as recorded
 from dlscale.lab import data, models, train
 
@@ -213,13 +217,37 @@ def test_lars_follows_its_formula_also_where_a_norm_is_zero(arm, weights, gradie
     optimizer = recorded.ARMS[arm][0](rate, 100.0)
     updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     for name in SHAPES:
-        decayed = arm == "LARS" or name == "w"
+        decayed = "only" not in arm or name == "w"
         adapted = arm != "LARS, matrices only" or name == "w"
-        step = gradient[name] + recorded.WEIGHT_DECAY * decayed * params[name]
+        factor = int(arm.partition("×")[2] or 1)
+        step = gradient[name] + factor * recorded.WEIGHT_DECAY * decayed * params[name]
         norms = np.linalg.norm(params[name]), np.linalg.norm(step)
         ratio = recorded.TRUST_COEFFICIENT * norms[0] / norms[1] if adapted and min(norms) > 0 else 1.0
         expected = -rate / 10 * ratio * step  # the first of ten steps of warm-up
         np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max(initial=0))
+
+
+@pytest.mark.parametrize("matrices_only", [False, True])
+def test_one_ratio_is_that_of_a_single_layer(matrices_only):
+    params, gradient = tree((2.0, 3.0), 0), tree((0.1, 20.0), 1)
+    optimizer = recorded.ARMS["one ratio, matrices only" if matrices_only else "one ratio"][0](0.5, 100.0)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    adapted = ["w"] if matrices_only else ["w", "b"]
+    steps = {name: gradient[name] + recorded.WEIGHT_DECAY * (name in adapted) * params[name] for name in SHAPES}
+    long, step = (np.linalg.norm(np.concatenate([part[name].ravel() for name in adapted])) for part in (params, steps))
+    for name in SHAPES:
+        ratio = recorded.TRUST_COEFFICIENT * long / step if name in adapted else 1.0
+        np.testing.assert_allclose(updates[name], -0.05 * ratio * steps[name], rtol=1e-4)
+
+
+def test_length_1_is_that_of_the_whole_step():
+    params, gradient = tree((2.0, 3.0), 0), tree((0.1, 20.0), 1)
+    optimizer = recorded.ARMS["length 1"][0](0.5, 100.0)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    steps = {name: gradient[name] + recorded.WEIGHT_DECAY * params[name] for name in SHAPES}
+    length = np.sqrt(sum((step**2).sum() for step in steps.values()))
+    for name in SHAPES:
+        np.testing.assert_allclose(updates[name], -0.05 * steps[name] / length, rtol=1e-4)
 
 
 @pytest.mark.parametrize("arm", recorded.ARMS)
@@ -250,3 +278,218 @@ def test_a_network_that_diverged_guesses():
     measures = recorded.trial("momentum", "none", 3000, 2.0**20, seed=0, judged_on="test")
     assert measures["accuracy"] == pytest.approx(10, abs=2.5)
     assert measures["second_loss"] == 99
+
+
+# The recorded SGD
+
+
+def test_descending_is_sgd_with_momentum():
+    signals = recorded.fresh_signals("validation")
+    rows, rates = (
+        recorded.deck(0, 1, len(signals.x_train))[:120].reshape(4, 30),
+        np.array([0.1, 0.2, 0.1, 0.3], np.float32),
+    )
+    (ours, _), losses = recorded.descend(
+        recorded.at_rest(0), rows, rates, np.float32(0.9), signals.x_train, signals.y_train
+    )
+    params = recorded.at_rest(0)[0]
+
+    def loss(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(recorded.NETWORK.apply(params, x), y).mean()
+
+    velocity = jax.tree.map(np.zeros_like, params)
+    for batch, rate, seen in zip(rows, rates, losses, strict=True):
+        value, gradient = jax.value_and_grad(loss)(params, signals.x_train[batch], signals.y_train[batch])
+        velocity = jax.tree.map(lambda v, g: 0.9 * v + g, velocity, gradient)
+        params = jax.tree.map(lambda w, v, rate=rate: w - rate * v, params, velocity)
+        assert seen == pytest.approx(float(value), rel=1e-4)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_deck_deals_every_card_once_in_each_round():
+    cards = recorded.deck(3, 4, 50).reshape(4, 50)
+    assert (np.sort(cards) == np.arange(50)).all() and len({tuple(round_) for round_ in cards}) == 4
+
+
+@pytest.mark.parametrize(("rate", "learned"), [(1.0, True), (2.0**20, False)])
+def test_a_trial_learns_or_guesses(rate, learned):
+    measures = recorded.sgd_trial(512, 16, 2, rate, seed=0, judged_on="test")
+    assert (measures["accuracy"] > 30) == learned and measures["early_loss"] <= 99
+
+
+# Exercises: right answers of other shapes pass, the naive ones do not
+
+
+def test_the_noise_scale_from_workers():
+    def by_variance(gradients, b):  # the noise is b times the unbiased variance between the workers
+        noise = b * gradients.var(1, ddof=1).sum(-1).mean()
+        return noise / ((gradients.mean(1) ** 2).sum(-1).mean() - noise / (gradients.shape[1] * b))
+
+    def divided_too_early(gradients, b):
+        return np.mean([by_variance(one[None], b) for one in gradients])
+
+    def signal_with_noise(gradients, b):
+        return b * gradients.var(1, ddof=1).sum(-1).mean() / (gradients.mean(1) ** 2).sum(-1).mean()
+
+    assert exercises.noise.judge(by_variance)[0]
+    for naive in (divided_too_early, signal_with_noise):
+        assert not exercises.noise.judge(naive)[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "right"),
+    [
+        (lambda other, critical, batch, rate: rate * other / batch, False),
+        (lambda other, critical, batch, rate: rate * np.sqrt(other / batch), False),
+        (lambda other, critical, batch, rate: rate * other / batch * (batch + critical) / (other + critical), True),
+    ],
+    ids=["linear", "root", "multiplied out"],
+)
+def test_the_rate_for_another_batch(rule, right):
+    assert exercises.rate_for.judge(rule)[0] == right
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ([(11, 96, 0.5, 0.75), (5, 480, 0.5, 0.75)], "can be had in at most 300"),
+        ([(8, 32, 0.5, 0), (4, 128, 0.5, 0), (4, 512, 0.5, 0)], "can be had in at most 300"),
+        ([(10, 128, 0.5, 0), (6, 512, 0.5, 0)], "more than a point lower"),
+        ([(16, 512, 64.0, 0.9)], "more than a point lower"),
+        ([(17, 512, 0.5, 0.9)], "16 epochs altogether"),
+        ([(8, 4096, 0.5, 0.9)], "Batches must be"),
+        ([(8, 32, 0.5)], "stages \\(epochs"),
+    ],
+    ids=["slower", "growing", "no momentum", "diverges", "too long", "too large", "no momentum given"],
+)
+def test_a_plan_is_judged_by_updates_and_accuracy(stages, words):
+    right, line = exercises.plan.judge(stages)
+    assert not right
+    assert re.search(words, line), line
+
+
+def test_another_good_plan_passes_and_hears_by_how_much(capsys):
+    assert exercises.plan.judge([[12.5, 150, 0.5, 0.75], (3.5, 600, 0.5, 0.75)])[0]
+    assert re.search(r"\d+ updates, .* points", capsys.readouterr().out)
+
+
+def lars_like(gradient_norm="of each", defined=True, decayed=True):
+    """A step of LARS in NumPy, or one with a mistake."""
+
+    def steps(weights, momenta, gradients, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
+        d = [g + decay * w for w, g in zip(weights, gradients, strict=True)]
+        norm = np.linalg.norm
+        below = [norm(np.ravel(step if decayed else g)) for step, g in zip(d, gradients, strict=True)]
+        above = [norm(np.ravel(w)) for w in weights]
+        if gradient_norm == "of all":
+            below, above = [norm(below)] * len(d), [norm(above)] * len(d)
+        with np.errstate(all="ignore"):
+            quotients = coefficient * np.array(above) / below
+        defined_at = (np.array(above) > 0) & (np.array(below) > 0)
+        ratios = np.where(defined_at, quotients, 1.0) if defined else quotients
+        new = [beta * m + rate * r * step for m, r, step in zip(momenta, ratios, d, strict=True)]
+        return [w - m for w, m in zip(weights, new, strict=True)], new
+
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("options", "right"),
+    [({}, True), ({"gradient_norm": "of all"}, False), ({"defined": False}, False), ({"decayed": False}, False)],
+    ids=["right", "one ratio", "zero norms", "decay not in the norm"],
+)
+def test_a_step_of_lars(options, right):
+    assert exercises.step.judge(lars_like(**options))[0] == right
+
+
+def test_one_output_too_many_is_told():
+    right, line = exercises.overflow.judge(32753)
+    assert not right and "65,506" in line
+
+
+# The notebook's own step of LARS
+
+
+@pytest.mark.parametrize("matrices_only", [False, True])
+def test_the_step_in_the_notebook_is_that_of_optax(matrices_only):
+    names: dict = {"jnp": jnp}
+    exec(source("batch-76"), names)
+    masks = dict.fromkeys(("weight_decay_mask", "trust_ratio_mask"), recorded.matrices) if matrices_only else {}
+    library = optax.lars(1.0, 5e-4, trust_coefficient=0.01, momentum=0.9, **masks)
+    params = {"w": tree((2.0, 0.0), 0)["w"], "b": np.zeros(3, np.float32)}
+    state, memory = library.init(params), {name: (np.zeros_like(w),) for name, w in params.items()}
+    for seed in range(5):
+        gradient = tree((0.1, 20.0) if seed != 3 else (0.0, 0.0), seed)
+        updates, state = library.update(gradient, state, params)
+        for name, w in params.items():
+            new, memory[name] = names["lars_step"](w, memory[name], gradient[name], 1, matrices_only=matrices_only)
+            np.testing.assert_allclose(new - w, updates[name], rtol=1e-3, atol=1e-5)
+        params = jax.tree.map(lambda w, u: np.asarray(w + u), params, updates)
+
+
+# What to try next: each suggestion runs, on the notebook's own cells
+
+
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "04_batch_size_and_lars.ipynb"
+
+
+def source(identity: str) -> str:
+    return next(cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.id == identity)
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """The names that the notebook's cells define, those that a suggestion needs."""
+    path = NOTEBOOK
+    names: dict = {}
+    wanted = ("01", "03", "05", "07", "target", "09", "10", "14", "26", "warm-method", "61")
+    cut = {"batch-14": "descents =", "batch-26": "jobs =", "batch-warm-method": "EPOCHS, FAIL ="}
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.id in {f"batch-{name}" for name in wanted}:
+            exec(cell.source.partition(cut.get(cell.id, "\0"))[0], names)
+    return names | {"EPOCHS": 16}
+
+
+@pytest.fixture(scope="module")
+def nearer():
+    """All cells from the target to the law, with a nearer target."""
+    names: dict = {}
+    for identity in ("01", "03", "05", "07", "target", "09", "10", "14", "16", "19"):
+        code = "TARGET, LOOKS = 1.6, 56" if identity == "target" else source(f"batch-{identity}")
+        exec(code, names)
+    return names
+
+
+def test_a_nearer_target_has_a_smaller_critical_batch(nearer):
+    assert 20 < nearer["law"].batch.mean < 155
+    assert nearer["arrived"].shape == (7, 4, 8) and (nearer["needed"] > 0).all()
+
+
+def test_a_target_that_few_reach_is_not_fitted(nearer):
+    names = nearer | {"arrived": np.zeros((7, 4, 8), bool)}
+    with pytest.raises(ValueError, match="nearer TARGET"):
+        exec(source("batch-16"), names)
+
+
+def test_momentum_can_be_given(cells):
+    looks = cells["to_target"](3, 1, 0, momentum=0.5)
+    assert np.nanmin(looks[:, 1]) <= 1.4
+
+
+def test_another_plan_runs(cells):
+    cells["train_plan"].__globals__["EPOCHS"] = 16
+    cells["PLANS"]["smaller stages"] = ((32, 64, 128), np.array([1, 1 / 2, 1 / 4]), 0.0)
+    looks = cells["train_plan"]("smaller stages", 0.5, 0)
+    assert looks[-1, 6] > 0.4
+    assert looks[-1, 0] < 1501
+    colors = re.search(r"\(figures\.GREY[^)]*\)", source("batch-63"))[0]
+    assert colors.count("figures.") >= len(cells["PLANS"])  # the fifth is drawn, too
+
+
+def test_wrong_labels_change_signal_and_noise(cells):
+    x, y = cells["x_train"], cells["y_train"].copy()
+    y[::10] = np.random.default_rng(0).integers(0, 10, len(y[::10]))
+    params = cells["run"](0, (cells["VALIDATION"],), 1.0, 256, every=256 * 60, looks=1)[0]
+    right, wrong = (room.exact_noise_scale(cells["loss"], params, (x, labels)) for labels in (cells["y_train"], y))
+    assert wrong.noise > 1.02 * right.noise, (right, wrong)

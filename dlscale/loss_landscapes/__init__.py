@@ -9,7 +9,6 @@ known by its products with vectors (Pearlmutter 1994), each at the price of a fe
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
