@@ -162,7 +162,9 @@ def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
         },
     }[bug]
     cells = Cells("01_sgd", spoiled)
-    cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-suspect", "sgd-bug-run", "sgd-bug-tune", "sgd-bug-result")
+    cells.run(
+        "sgd-01", "sgd-51", "sgd-deals", "sgd-suspect", "sgd-guess-bug", "sgd-bug-run", "sgd-bug-tune", "sgd-bug-result"
+    )
     lost = (cells["good"] - cells["bad"]).mean()
     assert lost > 1.5 if bug == "no mask" else abs(lost) < 1.5
 
