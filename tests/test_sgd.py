@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import Cells
@@ -26,24 +27,61 @@ def three_layers(first_mask="Z1", second_mask="Z2", share=1.0, rounded=np.float6
     return answer
 
 
-@pytest.mark.parametrize("exercise", [exercises.backward, exercises.bug], ids=lambda exercise: exercise.id)
-def test_a_backward_pass_is_right_only_with_its_own_masks(exercise):
-    assert exercise.judge(three_layers())[0]
-    assert exercise.judge(three_layers(rounded=np.float32))[0]
+def test_a_backward_pass_is_right_only_with_its_own_masks():
+    assert exercises.backward.judge(three_layers())[0]
+    assert exercises.backward.judge(three_layers(rounded=np.float32))[0]
     for spoiled in ({"first_mask": "none"}, {"second_mask": "none"}, {"share": 2.0}):
-        assert "The gradient of W" in exercise.judge(three_layers(**spoiled))[1]
-    assert not exercise.judge(lambda *given: three_layers()(*given)[:2])[0]
+        assert "The gradient of W" in exercises.backward.judge(three_layers(**spoiled))[1]
+    assert not exercises.backward.judge(lambda *given: three_layers()(*given)[:2])[0]
 
 
-def test_the_planted_bug_is_refused_where_the_widths_let_it_pass():
+def wrong_layers(gradients, *given, tolerance=1e-3):
+    pairs = zip(gradients, three_layers()(*given), strict=True)
+    return {layer for layer, (a, b) in enumerate(pairs, 1) if np.abs(np.subtract(a, b)).max() > tolerance}
+
+
+def test_the_wrong_layers_are_found_for_every_planted_fault():
+    assert exercises.bug.judge(wrong_layers)[0]
+    assert exercises.bug.judge(lambda *given: tuple(sorted(wrong_layers(*given))))[0]
+    for naive in (lambda *given: [1], lambda *given: [], lambda *given: [1, 2, 3]):
+        assert "just the layers" in exercises.bug.judge(naive)[1]
+    assert not exercises.bug.judge(lambda *given: wrong_layers(*given, tolerance=1e3))[0]
+
+
+def test_the_bug_of_the_notebook_is_in_its_first_layer():
     cells = Cells("01_sgd")
     cells.run("sgd-01", "sgd-suspect")
-    suspect, right = cells["suspect"], three_layers()
-    rng = np.random.default_rng(0)
-    given = *(rng.normal(size=(5, 5)) for _ in range(3)), rng.normal(size=(4, 5)), np.eye(5)[:4]
-    off = [np.abs(np.subtract(a, b)).max() > 1e-3 for a, b in zip(suspect(*given), right(*given), strict=True)]
-    assert off == [True, False, False]
-    assert not exercises.bug.judge(suspect)[0]
+    rng = np.random.default_rng(4)
+    given = *(rng.normal(size=shape) for shape in ((3, 6), (6, 6), (6, 4), (9, 3))), np.eye(4)[np.arange(9) % 4]
+    assert wrong_layers(cells["suspect"](*given), *given) == {1}
+
+
+def dealer(*, again=False, replace=False, twice=1, stale=False):
+    """The loop of the exercise, or one with a fault of dealing or of stepping."""
+
+    def answer(w, X, Y, rate, batch_size, epochs, rng):
+        first, order, dealt = w, rng.permutation(len(X)), []
+        for _ in range(epochs):
+            order = order if again else rng.choice(len(X), len(X), replace=replace)
+            for i in range(0, len(X), batch_size):
+                rows = order[i : i + batch_size]
+                w = w - rate * twice * 2 * X[rows].T @ (X[rows] @ (first if stale else w) - Y[rows]) / len(rows)
+                dealt.append(rows)
+        return w, dealt
+
+    return answer
+
+
+def test_an_epoch_deals_every_example_once_and_anew():
+    assert exercises.epochs.judge(dealer())[0]
+    for wrong, told in (
+        (dealer(again=True), "the same order"),
+        (dealer(replace=True), "twice"),
+        (dealer(twice=2), "The last w"),
+        (dealer(stale=True), "The last w"),
+        (lambda w, X, Y, rate, batch_size, epochs, rng: (w, [range(len(X))]), "shape"),
+    ):
+        assert told in exercises.epochs.judge(wrong)[1]
 
 
 def adam(correct=True, square=0.999, inside=False):
@@ -75,6 +113,7 @@ def information(x, y):
 
 def test_a_degree_is_chosen_for_the_samples():
     assert exercises.degree.judge(information)[0]
+    assert exercises.degree.judge(lambda x, y: jnp.asarray(information(x, y)))[0]
     for fixed in range(1, 16):
         assert "times that of the best degree" in exercises.degree.judge(lambda x, y, d=fixed: d)[1]
 
@@ -91,7 +130,7 @@ def test_a_degree_is_chosen_for_the_samples():
 
 def test_an_eighth_method_can_join_the_race():
     cells = Cells("01_sgd")
-    cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-adam", "sgd-19", "sgd-20", "sgd-23", "sgd-24")
+    cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-19", "sgd-20", "sgd-23", "sgd-24")
 
     def nadam(g, m, s, t, beta):
         m, s = beta * m + (1 - beta) * g, 0.999 * s + 0.001 * g**2
@@ -99,17 +138,18 @@ def test_an_eighth_method_can_join_the_race():
         return ahead / (cells["jnp"].sqrt(s / (1 - 0.999**t)) + 1e-8), m, s
 
     cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"] = nadam, "purple"
-    cells.run("sgd-25", "sgd-best", "sgd-26", "sgd-27", "sgd-29", "sgd-33")
+    cells.run("sgd-25", "sgd-best", "sgd-leave-tuned", "sgd-paths", "sgd-paths-figure", "sgd-26", "sgd-27", "sgd-33")
+    assert set(cells["race"]("ravine", 0.3, 0.3, 1.0)) == set(cells["METHODS"])
     assert cells["steps"]["ravine", "Nadam"].mean() < cells["steps"]["ravine", "RMSprop"].mean()
 
 
 def test_a_larger_batch_can_be_dealt():
     cells = Cells(
         "01_sgd",
-        {"EPOCHS, BATCH, LOOKS = 15, 30, 3": "EPOCHS, BATCH, LOOKS = 15, 300, 3", "range(300, 324)": "range(300, 303)"},
+        {"EPOCHS, BATCH, LOOKS = 15, 30, 3": "EPOCHS, BATCH, LOOKS = 15, 300, 3", "range(400, 420)": "range(400, 403)"},
     )
     cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-learn", "sgd-52", "sgd-53")
-    assert set(cells["deals"]) == {"reshuffled", "fixed batches", "one order", "sorted"}
+    assert set(cells["deals"]) == {"reshuffled", "fixed batches", "one order", "one order, turned", "sorted"}
 
 
 @pytest.mark.parametrize("bug", ["no mask", "doubled"])
@@ -122,7 +162,9 @@ def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
         },
     }[bug]
     cells = Cells("01_sgd", spoiled)
-    cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-suspect", "sgd-bug-run", "sgd-bug-tune", "sgd-bug-result")
+    cells.run(
+        "sgd-01", "sgd-51", "sgd-deals", "sgd-suspect", "sgd-guess-bug", "sgd-bug-run", "sgd-bug-tune", "sgd-bug-result"
+    )
     lost = (cells["good"] - cells["bad"]).mean()
     assert lost > 1.5 if bug == "no mask" else abs(lost) < 1.5
 
@@ -130,11 +172,19 @@ def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
 def test_a_lower_target_has_its_minimum_between_one_and_all():
     cells = Cells(
         "01_sgd",
-        {"TARGET = len(x_fit), 0.3": "TARGET = len(x_fit), 0.2", "seeds=range(8), tuning": "seeds=range(3), tuning"},
+        {
+            "TARGET = len(x_fit), 0.3": "TARGET = len(x_fit), 0.2",
+            "seeds=range(10, 18), tuning": "seeds=range(10, 13), tuning",
+        },
     )
     cells.run(
         "sgd-01",
         "sgd-03",
+        "sgd-15",
+        "sgd-16",
+        "sgd-17",
+        "sgd-19",
+        "sgd-41",
         "sgd-42",
         "sgd-60",
         "sgd-product-method",

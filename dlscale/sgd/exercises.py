@@ -1,6 +1,7 @@
 """The exercises of 01_sgd."""
 
 import itertools
+import operator
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def _three_layers(answer: Any) -> str | None:
 
 
 _THREE_LAYERS = """
-def {name}(W1, W2, W3, X, Y):
+def three_layers(W1, W2, W3, X, Y):
     Z1 = X @ W1
     H1 = Z1 * (Z1 > 0)
     Z2 = H1 @ W2
@@ -66,24 +67,124 @@ backward = Exercise(
         "Back: δ₃ = (P − Y) / n, then twice the same line: (δ of the layer above) Wᵀ, masked by its own [Z > 0].",
         "The gradient of a matrix is (what came into it)ᵀ δ.",
     ),
-    code=_THREE_LAYERS.format(name="three_layers"),
+    code=_THREE_LAYERS,
     wrong=_three_layers,
     right="all three equal finite differences, on networks that the check made up.",
 )
 
+
+def _planted(
+    fault: str, W1: np.ndarray, W2: np.ndarray, W3: np.ndarray, X: np.ndarray, Y: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The gradients of the right backward pass, or of one with a fault."""
+    Z1 = X @ W1
+    H1 = np.maximum(Z1, 0)
+    Z2 = H1 @ W2
+    H2 = np.maximum(Z2, 0)
+    P = np.exp(H2 @ W3 - (H2 @ W3).max(1, keepdims=True))
+    delta3 = (P / P.sum(1, keepdims=True) - Y) / (1 if fault == "sum" else len(X))
+    delta2 = delta3 @ W3.T * (1 if fault == "no mask" else Z2 > 0)
+    delta1 = delta2 @ (W2 if fault == "transposed" else W2.T) * ((Z2 if fault == "other mask" else Z1) > 0)
+    inputs = (X, Z1 if fault == "not rectified" else H1, H1 if fault == "other input" else H2)
+    return tuple(came.T @ delta for came, delta in zip(inputs, (delta1, delta2, delta3), strict=True))
+
+
+_FAULTS = {
+    "other mask": [1], "other input": [3], "none": [], "not rectified": [2], "no mask": [1, 2], "transposed": [1],
+    "sum": [1, 2, 3],
+}  # fmt: skip
+
+
+def _bug(answer: Any) -> str | None:
+    for number, (fault, layers) in enumerate(_FAULTS.items(), 1):
+        rng = np.random.default_rng(number)
+        given = [rng.normal(size=shape) for shape in ((4, 5), (5, 5), (5, 3), (6, 4))]
+        given.append(np.eye(3)[rng.integers(0, 3, 6)])
+        gradients = _planted(fault, *given)
+        if np.unique(np.asarray(list(answer(gradients, *given)), dtype=int)).tolist() != layers:
+            return f"Of backward pass {number} you do not find just the layers that are wrong."
+    return None
+
+
 bug = Exercise(
     id="sgd-bug",
-    answer="mended",
-    question="Find the bug by measurement: compare the three gradients with those of `jax.grad` (or with finite "
-    "differences), and see which one is off. Then give `mended`, the function without it.",
+    answer="wrong_layers",
+    question="Write `wrong_layers(gradients, W1, W2, W3, X, Y)`: `gradients` are the three that some backward pass"
+    " returned. Which of them are off? Return the list of layers, from 1 to 3, by comparing with an "
+    "independent computation (`jax.grad`, or finite differences). The check hands you those of several "
+    "passes, right ones too. Then try yours on what `suspect` returns.",
     hints=(
-        "Draw small random matrices and a few examples; write the loss and let jax.grad give all three gradients.",
-        "Two of the gradients are right. The wrong one is the last to be computed on the way back.",
-        "Which Z belongs to the mask of the first hidden layer? Equal widths let the wrong one fit.",
+        "Write the loss of the three matrices, and let jax.grad with argnums=(0, 1, 2) give all three gradients.",
+        "float32 rounds: take two gradients as equal if they differ by less than a thousandth.",
     ),
-    code=_THREE_LAYERS.format(name="mended"),
-    wrong=_three_layers,
-    right="an independent gradient found in a minute what a training curve would never have told.",
+    code="""
+def wrong_layers(gradients, W1, W2, W3, X, Y):
+    W = [W1.copy(), W2.copy(), W3.copy()]
+    def loss():
+        scores = np.maximum(np.maximum(X @ W[0], 0) @ W[1], 0) @ W[2]
+        return np.mean(np.log(np.exp(scores).sum(1)) - (Y * scores).sum(1))
+    def slope(w, place):
+        before, ends = w[place], []
+        for w[place] in (before + 1e-5, before - 1e-5):
+            ends.append(loss())
+        w[place] = before
+        return (ends[0] - ends[1]) / 2e-5
+    true = [np.reshape([slope(w, place) for place in np.ndindex(w.shape)], w.shape) for w in W]
+    return [layer for layer in (1, 2, 3) if np.abs(gradients[layer - 1] - true[layer - 1]).max() > 1e-3]
+""",
+    wrong=_bug,
+    right="an independent gradient found in a moment what a training curve would never have told.",
+)
+
+
+def _epochs(answer: Any) -> str | None:
+    for examples, batch_size, count in ((12, 3, 3), (20, 20, 2), (8, 1, 2)):
+        rng, steps = np.random.default_rng(examples), count * examples // batch_size
+        X, w = rng.normal(size=(examples, 3)), rng.normal(size=3)
+        Y = X @ [0.5, 1.0, -2.0] + rng.normal(size=examples)
+        ended, dealt = answer(w.copy(), X.copy(), Y.copy(), 0.02, batch_size, count, np.random.default_rng(1))
+        dealt = np.asarray(dealt)
+        if dealt.shape != (steps, batch_size):
+            return f"The rows dealt do not have shape {steps, batch_size} in {count} epochs of {examples} examples."
+        orders = dealt.reshape(count, examples)
+        if (np.sort(orders) != np.arange(examples)).any():
+            return "In some epoch an example comes twice, and another one not at all."
+        if any((order == orders[0]).all() for order in orders[1:]):
+            return "Two epochs have the same order."
+        if (orders[0] == np.arange(examples)).all():
+            return "The first epoch takes the examples as they come."
+        for rows in dealt:
+            w = w - 0.02 * 2 * X[rows].T @ (X[rows] @ w - Y[rows]) / batch_size
+        if wrong := compare("The last w", ended, w):
+            return wrong
+    return None
+
+
+epochs = Exercise(
+    id="sgd-epochs",
+    answer="sgd_epochs",
+    question="Write the loop as training programs have it: in each epoch deal *all* examples, in a new random "
+    "order, in minibatches of `batch_size` (it divides their number), and take a step for each. So that "
+    "you see all of it, the model is a line: the loss is the mean of $(x \\cdot w - y)^2$, its gradient "
+    "`2 * x.T @ (x @ w - y) / len(x)`. Return the last `w`, and the row numbers dealt, one minibatch "
+    "after the other: (steps, batch size).",
+    hints=(
+        "rng.permutation(len(X)) is a random order of all examples. Draw one in each epoch.",
+        "order.reshape(-1, batch_size) has a minibatch in each row: a loop over rows within the loop over epochs.",
+    ),
+    code="""
+def sgd_epochs(w, X, Y, rate, batch_size, epochs, rng):
+    dealt = []
+    for _ in range(epochs):
+        order = rng.permutation(len(X))
+        for rows in order.reshape(-1, batch_size):
+            x, y = X[rows], Y[rows]
+            w = w - rate * 2 * x.T @ (x @ w - y) / len(x)
+            dealt.append(rows)
+    return w, np.array(dealt)
+""",
+    wrong=_epochs,
+    right="each example once in each epoch, in an order of its own, and a step for each minibatch.",
 )
 
 
@@ -179,7 +280,11 @@ def _degree(answer: Any) -> str | None:
         x = rng.uniform(0, 1, count)
         y = np.cos(waves * np.pi * x) + rng.normal(0, 0.1, count)
         degree = answer(x.copy(), y.copy())
-        if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or not 1 <= degree <= 15:
+        try:  # an int of Python, NumPy or JAX
+            degree = operator.index(degree)
+        except TypeError:
+            degree = 0
+        if not 1 <= degree <= 15:
             return "The degree must be a whole number from 1 to 15."
         fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1])(grid) for d in range(1, 16)]
         errors = np.mean((np.array(fits) - np.cos(waves * np.pi * grid)) ** 2, axis=1)
