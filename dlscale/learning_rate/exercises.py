@@ -249,8 +249,8 @@ beat = Exercise(
     id="learning_rate-beat",
     answer="my_rates",
     question="*Further*, an open one. Give `my_rates`, an array of 744 rates, one for each step, with which this "
-    "network (momentum 0.9) does better than with the best constant rate of the grid. Any shape of your own will do, so "
-    "leave the rows of the table aside. The check trains both "
+    "network (momentum 0.9) does better than with the best constant rate of the grid. Any shape of your own will do, "
+    "so leave the rows of the table aside. The check trains both "
     "on 32 seeds that no cell here uses, judges on the held-out quarter, and asks that the whole 95 % interval of the "
     "difference, paired by seed, lies above 0. It takes some seconds.",
     hints=(
