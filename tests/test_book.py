@@ -99,7 +99,7 @@ def test_a_number_field_becomes_a_menu_of_its_examples(monkeypatch):
 
 
 def test_a_frame_in_few_colours_looks_like_the_live_one(monkeypatch):
-    live = explorer(monkeypatch, a=widgets.slider("a", [30, 60])).at({"a": 60})
+    live = explorer(monkeypatch, a=widgets.slider("a", [30, 60])).draw({"a": 60})[0]
     small = frames.shrink(live)
     assert len(small) < len(live)
     one, other = (np.asarray(Image.open(io.BytesIO(image)).convert("RGB"), dtype=int) for image in (live, small))
