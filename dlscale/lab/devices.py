@@ -33,8 +33,11 @@ def prepare() -> None:
     JAX keeps what it compiles on disk, in a folder for each kind of processor, since homes are shared between machines
     and compiled programs are not. DLSCALE_CACHE=off turns that off; a folder that JAX was already given stays.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc: what one thread has freed serves all others
-        ctypes.CDLL(None).mallopt(-8, 2)  # M_ARENA_MAX; else compiling on many threads holds a sixth more
+    with contextlib.suppress(AttributeError, KeyError, OSError, TypeError):  # only with glibc
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-8, 2)  # M_ARENA_MAX: what one thread has freed serves all others, a sixth of the memory
+        # without a shell there is no cell after which to give back what compiling has freed
+        sys.modules["IPython"].get_ipython().events.register("post_run_cell", lambda _result: libc.malloc_trim(0))
     if os.environ.get("DLSCALE_CACHE") == "off" or jax.config.jax_compilation_cache_dir:
         return
     flags = (line for line in _text("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
