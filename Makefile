@@ -52,7 +52,7 @@ OLDEST_INSTALL = $(subst $(VENV)/,.venv-lock/,$(BIN))/uv pip install --quiet \
 oldest: .venv-lock/.ready  ## smoke-test the library with the oldest versions that pyproject.toml allows
 	$(call make_venv,.venv-oldest)
 	$(OLDEST_INSTALL) --resolution lowest-direct --editable .
-	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis
+	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis nbformat
 	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -n 2 -W ignore::DeprecationWarning @tests/smoke.txt
 
 MADE = .venv .venv-lock .venv-oldest _book build dist node_modules .pytest_cache .hypothesis .ruff_cache \
