@@ -136,7 +136,7 @@ def plan(run: RunTrials) -> None:
 
 LENET = Experiment(
     "precision-lenet",
-    "LeNet on MNIST in 16-bit fixed point: fractions of 6 to 14 bits, nearest or stochastic rounding, loss scaled or not",
+    "LeNet on MNIST in 16-bit fixed point: 6 to 14 fraction bits, nearest or stochastic rounding, loss scaled or not",
     trial,
     plan,
     # One unit in the last place of all initial weights moves the loss, at tuned rates, by 0.0004 after one step, by
