@@ -740,8 +740,8 @@ def training() -> Cells:
     """The ordinary ground of the notebook, for one pass over its examples, three runs at once."""
     changes = {"TOGETHER = (100, 101), 10": "TOGETHER = (100, 101), 3", "0.9), 100, 10, [": "0.9), 100, 2, ["}
     cells = Cells("05_precision", changes)
-    cells.run(*ROUNDING, "precision-plain-data", "precision-plain-rate", *TRAINING)
-    cells["SCALED"] = {"scale": 2.0**10}
+    cells.run(*ROUNDING, "precision-plain-data", "precision-plain-rate", *TRAINING, "precision-dice")
+    cells["SCALED"], cells["FEW_SEEDS"] = {"scale": 2.0**10}, range(200, 203)
     return cells
 
 
@@ -754,8 +754,6 @@ def test_formats_of_ones_own_train():
 
 def test_weights_in_another_format_can_be_rounded_at_random():
     cells = training()
-    cells["FEW_SEEDS"] = range(200, 203)
-    cells.run("precision-dice")
     tests = cells["at_rate"](0.1, weights=cells["Dice"](*cells["NUMBERS"]["float8_e4m3fn"]), momentum="float32")
     assert (tests > 20).all()
 
