@@ -15,13 +15,14 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dlscale import precision
 from dlscale.lab import data, models, train
-from dlscale.precision import FORMATS, Fixed, Flexpoint, Float, Policy, quantize
+from dlscale.precision import FORMATS, Fixed, Flexpoint, Float, exercises, quantize
 
 KEY = jax.random.key(0)
 THEIRS = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in FORMATS if name != "tensorfloat32"}
@@ -435,10 +436,23 @@ def test_neighbours_are_the_next_numbers(name):
         assert all(map(math.isnan, precision.neighbours(math.nan, name)))
 
 
-# Policies
+# Loss scaling
 
 NET = models.mlp((4, 6, 3))
 X, Y = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32), np.arange(20) % 3
+
+
+def in_half(model: models.Model) -> models.Model:
+    """The model with parameters and products in float16."""
+
+    def short(tree):
+        return jax.tree.map(lambda a: a.astype(jnp.float16), tree)
+
+    def within(layer):
+        return models.Layer(lambda own, x: layer(own, x.astype(jnp.float16)))
+
+    layers = {name: within(layer) for name, layer in model.layers.items()}
+    return models.Model(lambda key: short(model.init(key)), layers)
 
 
 @functools.cache
@@ -448,79 +462,11 @@ def start(model: models.Model) -> models.Params:
 
 @functools.cache
 def loss_of(model: models.Model):
-    return jax.jit(lambda p: optax.softmax_cross_entropy_with_integer_labels(model.apply(p, X), Y).mean())
+    def loss(params):
+        logits = model.apply(params, X).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, Y).mean()
 
-
-def dtypes(tree) -> set:
-    return {leaf.dtype.name for leaf in jax.tree.leaves(tree)}
-
-
-@pytest.mark.parametrize(("parameters", "compute"), [("bfloat16", "float32"), ("float32", "float16")])
-def test_a_policy_computes_with_arrays_of_these_types(parameters, compute):
-    model = Policy(parameters, compute, "float32").apply(NET)
-    params = start(model)
-    assert dtypes(params) == {parameters}
-    assert dtypes(jax.eval_shape(jax.grad(loss_of(model)), params)) == {parameters}
-    assert dtypes(jax.eval_shape(model.apply, params, X)) == {"float32"}
-    program = str(jax.make_jaxpr(model.apply)(params, X))
-    products = [line for line in program.splitlines() if "dot_general" in line]
-    short = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[compute]
-    assert len(products) == 2 and all(f":{short}[" in line for line in products)
-    x, w = X.astype(compute), jax.tree.map(lambda leaf: leaf.astype(compute), params)
-    assert same(jax.jit(model.apply)(params, X), jax.jit(NET.apply)(w, x)).all()
-
-
-def test_other_formats_are_emulated():
-    form = Float(5, 2)
-    model = Policy(Fixed(4, 12), form, "float16").apply(NET)
-    params = start(model)
-    assert dtypes(params) == {"float32"} and dtypes(jax.eval_shape(model.apply, params, X)) == {"float16"}
-    rounded, drawn = ravel_pytree(params)[0], ravel_pytree(start(NET))[0]
-    assert same(rounded, quantize(drawn, Fixed(4, 12))).all()
-    short = ravel_pytree(params)[1](quantize(rounded, form))
-    expected = jax.jit(NET.apply)(short, quantize(X, form))
-    assert same(jax.jit(model.apply)(params, X), expected.astype("float16")).all()
-    assert all(g.any() for g in jax.tree.leaves(jax.jit(jax.grad(loss_of(model)))(params)))
-
-
-@pytest.mark.parametrize("make", [lambda: models.lenet((16, 16, 1)), lambda: models.gru(8)])
-def test_a_policy_applies_to_every_kind_of_model(make):
-    rng, plain = np.random.default_rng(0), make()
-
-    def draw(leaf):
-        return (rng.normal(size=leaf.shape) / math.sqrt(math.prod(leaf.shape[:-1]))).astype(np.float32)
-
-    params = jax.tree.map(draw, jax.eval_shape(plain.init, KEY))
-    x = rng.uniform(size=(2, 12) if "recurrent" in params else (2, 16, 16, 1)).astype(np.float32)
-    for compute in SIXTEEN:
-        assert jax.eval_shape(Policy(compute=compute).apply(plain).apply, params, x).dtype == np.float32
-    if "recurrent" in params:
-        short, logits = (jax.jit(model.apply)(params, x) for model in (Policy(compute="float16").apply(plain), plain))
-        assert 0 < np.abs(short - logits).max() < 0.2 * (1 + np.abs(logits).max())
-
-
-def test_the_policy_of_float32_changes_nothing_and_a_model_is_compiled_once():
-    model = Policy().apply(NET)
-    assert same(jax.jit(model.apply)(start(model), X), jax.jit(NET.apply)(start(NET), X)).all()
-    assert Policy("float16").apply(NET) is Policy("float16").apply(NET)
-    assert Policy("float16").apply(NET) is not Policy("bfloat16").apply(NET)
-
-
-def test_a_model_that_widens_its_numbers_is_refused():
-    wide = models.Model(NET.init, NET.layers | {"widen": models.Layer(lambda own, x: x * jnp.ones(3))})
-    model = Policy("float16", "float16").apply(wide)
-    with pytest.raises(ValueError, match="computes in float32 when its inputs are float16"):
-        model.apply(start(model), X)
-
-
-def test_cast_leaves_other_arrays_alone():
-    tree = {"x": np.ones(2), "n": np.arange(3), "key": KEY}
-    ours = precision.cast(tree, "float8_e5m2")
-    assert ours["n"] is tree["n"] and ours["key"] is KEY and ours["x"].dtype == np.float32
-    assert precision.cast(tree, "float16")["x"].dtype == np.float16
-
-
-# Loss scaling
+    return jax.jit(loss)
 
 
 @functools.cache
@@ -589,7 +535,7 @@ def test_the_scale_stays_a_number_whatever_happens():
 
 
 def test_gradients_that_float16_loses_come_back_with_a_loss_scale():
-    model = Policy("float16", "float16").apply(NET)
+    model = in_half(NET)
     tiny, steps = 2.0**-24, 30
     lost, _ = descend(precision.dynamic_loss_scale(optax.sgd(0.5 / tiny), 1.0, 1.0), 3, model, tiny)
     assert all(map(np.array_equal, jax.tree.leaves(lost), jax.tree.leaves(start(model))))
@@ -600,12 +546,12 @@ def test_gradients_that_float16_loses_come_back_with_a_loss_scale():
 
 
 def test_a_static_scale_needs_no_more_than_another_loss_in_fit():
-    digits, model = data.load("digits"), Policy("float16", "float16").apply(models.mlp((64, 10)))
+    digits, model = data.load("digits"), in_half(models.mlp((64, 10)))
     run = train.fit(
         model,
         digits,
         lambda learning_rate, scale: precision.dynamic_loss_scale(optax.sgd(learning_rate), scale, 1.0),
-        loss=lambda logits, y: 2.0**10 * train.LOSSES["cross_entropy"](logits, y),
+        loss=lambda logits, y: 2.0**10 * train.LOSSES["cross_entropy"](logits.astype(np.float32), y),
         batch_size=32,
         epochs=2,
         learning_rate=0.1,
@@ -651,7 +597,6 @@ def test_the_scale_is_found_inside_other_states():
         (lambda: quantize(1.0, Flexpoint(16, 5)), "format must be a Float, a Fixed or the name"),
         (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format 'tensorfloat32'"),
         (lambda: precision.neighbours(1.0, "float17"), "Unknown format"),
-        (lambda: Policy(compute="half"), "Unknown format 'half'"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), -2.0), "initial must be a finite number"),
         (
@@ -664,3 +609,165 @@ def test_the_scale_is_found_inside_other_states():
 def test_what_cannot_work_is_refused_in_plain_words(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# The exercises: what is right is accepted however it is written, what is naive is refused
+
+
+def decode_by_steps(sign, exponent, mantissa):
+    digits = [int(bit) / 2 ** (k + 1) for k, bit in enumerate(mantissa)]
+    power = max(int(exponent, 2), 1) - (2 ** (len(exponent) - 1) - 1)
+    return math.copysign(math.ldexp(sum(digits) + ("1" in exponent), power), 0.5 - int(sign))
+
+
+def flex_by_hand(maxima, unit, mantissa_bits):
+    expected = 2 * max(maxima) + 6 * np.std(maxima) + 200 * unit
+    return max(-31, min(0, math.ceil(math.log2(expected)) + 1 - mantissa_bits))
+
+
+def spoilt(exercise, line: str, instead: str):
+    """The reference answer with one line spoilt."""
+    assert line in exercise.code
+    namespace = {"np": np}
+    exec(exercise.code.replace(line, instead), namespace)
+    return namespace[exercise.answer]
+
+
+def scaled_by_counting(w, gradients, rate, scale, period):
+    scales, since = [], 0
+    for row in gradients:
+        scales.append(scale)
+        g = (np.float32(scale) * row).astype(np.float16)
+        if np.isinf(g).any():
+            scale, since = scale * 0.5, 0
+            continue
+        w = w - rate * (np.float64(g) / scale)
+        since += 1
+        if since % period == 0:
+            scale, since = scale * 2.0, 0
+    return np.asarray(w), np.array(scales)
+
+
+def in_chunks(size: int):
+    def adding_order(count):
+        heads = range(0, count, size)
+        within = [(head, k) for head in heads for k in range(head + 1, min(head + size, count))]
+        return np.array(within + [(0, head) for head in heads[1:]])
+
+    return adding_order
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer"),
+    [
+        (exercises.decode, decode_by_steps),
+        (exercises.scaler, scaled_by_counting),
+        (exercises.flex, flex_by_hand),
+        (exercises.summing, in_chunks(50)),
+        (exercises.summing, in_chunks(32)),
+    ],
+)  # fmt: skip
+def test_an_answer_in_other_words_is_right(exercise, answer):
+    right, line = exercise.judge(answer)
+    assert right, line
+
+
+SPOILT = [
+    (exercises.decode, "M * 2.0 ** (1 - bias)", "M * 2.0 ** (0 - bias)"),
+    (exercises.decode, "if E > 0 else M * 2.0 ** (1 - bias)", ""),
+    (exercises.decode, '-size if sign == "1" else size', "size"),
+    (exercises.scaler, ".astype(np.float32) / scale", " / np.float16(scale)"),
+    (exercises.scaler, "scale, good = scale / 2, 0", "scale = scale / 2"),
+    (exercises.scaler, "scale, good = 2 * scale, 0", "scale = 2 * scale"),
+    (exercises.scaler, "if np.isfinite(g).all():", "if True:"),
+    (exercises.flex, "+ 100 * unit", ""),
+    (exercises.flex, "3 * maxima.std()", "0"),
+    (exercises.flex, "np.clip(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31, 0)", "np.ceil(np.log2(expected))"),
+]
+
+
+@pytest.mark.parametrize(("exercise", "line", "instead"), SPOILT)
+def test_a_naive_answer_is_refused(exercise, line, instead):
+    assert not exercise.judge(spoilt(exercise, line, instead))[0]
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        (lambda count: [(0, k) for k in range(1, count)], "is not"),
+        (lambda count: in_chunks(16)(count)[:-1], "have not come to place 0"),
+        (lambda count: [(0, 0)] * count, "must differ"),
+        (lambda count: [(0, 1)] * (3 * count), "more than two"),
+    ],
+)
+def test_a_naive_order_of_adding_is_refused(order, why):
+    right, line = exercises.summing.judge(order)
+    assert not right and why in line
+
+
+# The notebook: what it says of its own rounding, and what it suggests
+
+ROUNDING = ("precision-01", "precision-03", "precision-07", "precision-08")
+
+
+@functools.cache
+def rounding() -> Cells:
+    cells = Cells("05_precision")
+    cells.run(*ROUNDING)
+    return cells
+
+
+def test_the_rounding_of_the_notebook_is_exact_from_its_bounds_on():
+    cells = rounding()
+    x = random_floats(200_000)
+    for name in cells["FORMATS"]:
+        f = FORMATS[name]
+        bound = 2.0**-126 / f.epsilon if f.smallest_subnormal < 2.0**-126 else f.smallest_subnormal
+        inside = x[(np.abs(x) >= bound) & (np.abs(x) <= f.max)]
+        assert np.array_equal(jax.jit(cells["round_to"])(inside, cells["number"](name)), quantize(inside, name)), name
+    below = np.float32(1.01 * 2.0**-124)
+    assert jax.jit(cells["round_to"])(below, cells["number"]("bfloat16")) != quantize(below, "bfloat16")
+
+
+TRAINING = (
+    "precision-17", "precision-21", "precision-22", "precision-24", "precision-25", "precision-27",
+    "precision-27-prepare", "precision-28", "precision-28-job", "precision-29",
+)  # fmt: skip
+
+
+@functools.cache
+def training() -> Cells:
+    """The ordinary ground of the notebook, for one pass over its examples, three runs at once."""
+    changes = {"TOGETHER = (100, 101), 10": "TOGETHER = (100, 101), 3", "0.9), 100, 10, [": "0.9), 100, 2, ["}
+    cells = Cells("05_precision", changes)
+    cells.run(*ROUNDING, "precision-plain-data", "precision-plain-rate", *TRAINING, "precision-dice")
+    cells["SCALED"], cells["FEW_SEEDS"] = {"scale": 2.0**10}, range(200, 203)
+    return cells
+
+
+def test_formats_of_ones_own_train():
+    cells = training()
+    f = precision.Float(exponent_bits=4, mantissa_bits=7)
+    cells["NUMBERS"]["mine"] = cells["Number"](f.epsilon, f.smallest_subnormal, f.max)
+    assert cells["run_all"](cells["ordinary"], [dict(cells["SCALED"], rate=0.1, products="mine")])[0].test > 20
+
+
+def test_weights_in_another_format_can_be_rounded_at_random():
+    cells = training()
+    tests = cells["at_rate"](0.1, weights=cells["Dice"](*cells["NUMBERS"]["float8_e4m3fn"]), momentum="float32")
+    assert (tests > 20).all()
+
+
+def test_the_other_two_suggestions_change_what_they_name():
+    flex = Flexpoint(mantissa_bits=8, exponent_bits=5)
+    state = flex.init(1.0)
+    state = flex.update(state, quantize(jnp.full(3, 4.0), flex.at(state.exponent)))
+    assert int(state.exponent) > int(flex.init(1.0).exponent), "an overflow raises the exponent"
+    totals = {}
+    for size in (8, 64, 512):
+        cells = Cells("05_precision", {"i % 64 == 63": f"i % {size} == {size - 1}"})
+        cells.data |= rounding().data
+        cells.run("precision-101")
+        sums = jax.jit(cells["partial_sums"])(np.full(8000, 0.1, np.float32), cells["number"]("float16"))
+        totals[size] = abs(float(sums[1][-1]) - 799.8)
+    assert totals[64] < min(totals[8], totals[512])

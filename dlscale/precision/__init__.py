@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.typing import ArrayLike
 
 from dlscale.lab import checks
-from dlscale.lab.models import Layer, Model, Params
+from dlscale.lab.models import Params
 
 Tree = Any  # a pytree of arrays
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000  # bit patterns of float32, as int32
@@ -310,60 +310,10 @@ def _stored(x: float, name: str) -> np.ndarray:
 # Training
 
 
-def cast(tree: Tree, format: Format) -> Tree:
-    """All arrays of floats of a pytree in `format`: float32, float16 and bfloat16 as arrays of that type, which JAX
-    computes with, others as float32 arrays of the numbers that `format` has. Other arrays stay as they are.
-    """
-    format = _known(format)
-    dtype = next((name for name in ("float32", "float16", "bfloat16") if FORMATS[name] == format), None)
-    convert = functools.partial(jnp.asarray, dtype=dtype) if dtype else functools.partial(quantize, format=format)
-    return jax.tree.map(lambda a: convert(a) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a, tree)
-
-
-@dataclass(frozen=True)
-class Policy:
-    """The formats in which a model keeps its parameters, computes, and gives its logits.
-
-    With `compute` float32, float16 or bfloat16 every operation is JAX's own in that type. (On a CPU a matrix product
-    and a sum then accumulate in float32 and round once.) Any other format is emulated: parameters and inputs are
-    rounded to it, what comes between is float32, and gradients pass the rounding unchanged.
-    Raises ValueError for unknown formats.
-    """
-
-    parameters: Format = "float32"
-    compute: Format = "float32"
-    output: Format = "float32"
-
-    def __post_init__(self) -> None:
-        for format in (self.parameters, self.compute, self.output):
-            _known(format)
-
-    def apply(self, model: Model) -> Model:
-        """The model under this policy; the same arguments give the same `Model`.
-
-        Its gradients have the type of its parameters. Raises ValueError when called, if the model does not keep to the
-        type of its inputs.
-        """
-        return _with_policy(model, self)
-
-
-@functools.cache
-def _with_policy(model: Model, policy: Policy) -> Model:
-    def within(layer: Layer) -> Layer:
-        def compute(own: Params, x: Array) -> Array:
-            y = layer(cast(own, policy.compute), x)
-            if y.dtype != x.dtype:
-                raise ValueError(
-                    f"This model computes in {y.dtype} when its inputs are {x.dtype}. "
-                    "Arrays that it makes itself, with jnp.zeros or from NumPy, must have the type of its inputs."
-                )
-            return y
-
-        return Layer(compute, measure=layer.measure and (lambda own, x: layer.measure(cast(own, policy.compute), x)))
-
-    first, last = (Layer(lambda own, x, to=to: cast(x, to)) for to in (policy.compute, policy.output))
-    layers = {"cast": first, **{name: within(layer) for name, layer in model.layers.items()}, "logits": last}
-    return Model(lambda key: cast(model.init(key), policy.parameters), layers)
+def _wide(tree: Tree) -> Tree:
+    """All arrays of floats of a pytree in float32; other arrays stay as they are."""
+    is_float = lambda a: jnp.issubdtype(jnp.result_type(a), jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32) if is_float(a) else a, tree)
 
 
 class LossScaleState(NamedTuple):
@@ -390,12 +340,12 @@ def dynamic_loss_scale(
     checks.whole("period", period)
 
     def init(params: Params) -> LossScaleState:
-        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), optimizer.init(cast(params, "float32")))
+        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), optimizer.init(_wide(params)))
 
     def update(gradients: Tree, state: LossScaleState, params: Params | None = None) -> tuple[Tree, LossScaleState]:
-        gradients = jax.tree.map(lambda g: g / state.scale, cast(gradients, "float32"))
+        gradients = jax.tree.map(lambda g: g / state.scale, _wide(gradients))
         finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
-        taken = optimizer.update(gradients, state.inner, cast(params, "float32"))
+        taken = optimizer.update(gradients, state.inner, _wide(params))
         skipped = jax.tree.map(jnp.zeros_like, taken[0]), state.inner
         updates, inner = jax.tree.map(functools.partial(jnp.where, finite), taken, skipped)
         good_steps = jnp.where(finite, state.good_steps + 1, 0)

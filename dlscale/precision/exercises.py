@@ -5,34 +5,44 @@ from typing import Any
 import numpy as np
 
 from dlscale.course.exercises import Exercise, compare
+from dlscale.precision import FORMATS
 
 
-def _largest(answer: Any) -> str | None:
-    for exponent_bits, mantissa_bits in ((5, 10), (8, 7), (5, 2), (4, 3)):
-        expected = (2 - 2.0**-mantissa_bits) * 2.0 ** (2 ** (exponent_bits - 1) - 1)
-        given = f"{exponent_bits} exponent and {mantissa_bits} mantissa bits"
-        if wrong := compare(f"The largest number with {given}", answer(exponent_bits, mantissa_bits), expected, 1e-6):
-            return wrong
+def _decode(answer: Any) -> str | None:
+    rng = np.random.default_rng(4)
+    for name in ("float16", "bfloat16", "float8_e5m2"):
+        form = FORMATS[name]
+        for k in range(12):
+            sign, mantissa = str(k % 2), "".join(rng.choice(["0", "1"], form.mantissa_bits))
+            stored = int(rng.integers(1, 2**form.exponent_bits - 1)) if k % 4 else 0
+            exponent = f"{stored:0{form.exponent_bits}b}"
+            step = 2.0 ** (max(stored, 1) - form.bias - form.mantissa_bits)
+            expected = (-1) ** int(sign) * (int(mantissa, 2) + 2**form.mantissa_bits * (stored > 0)) * step
+            given = f"The number that {sign} {exponent} {mantissa} stands for in {name}"
+            if wrong := compare(given, answer(sign, exponent, mantissa), expected, 1e-9):
+                return wrong
     return None
 
 
-largest = Exercise(
-    id="precision-largest",
-    answer="largest",
-    question='Write `largest`, the largest finite number of a format with infinity ("fn" formats reach further). The '
-    "highest exponent is kept for infinity, so "
-    r"the largest one in use is $2^{e-1} - 1$ with $e$ exponent bits (15 in float16). All mantissa bits are 1 then: "
-    r"what is $1 + \tfrac12 + \tfrac14 + \dots$ with $m$ of them?",
+decode = Exercise(
+    id="precision-decode",
+    answer="decode",
+    question="Write `decode`: the number that three strings of bits stand for, such as `decode('0', '01011', "
+    "'1001100110')`. Their lengths tell the format. Mind the subnormal numbers, whose exponent bits are all 0. "
+    "(Infinity and NaN, with exponent bits that are all 1, are not asked for.)",
     hints=(
-        "One more step after the largest mantissa would be 2. A step is 2 ** -mantissa_bits.",
-        "(2 - step) times 2 to the largest exponent.",
+        "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
+        "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
     ),
     code="""
-def largest(exponent_bits, mantissa_bits):
-    return (2 - 2.0**-mantissa_bits) * 2.0 ** (2 ** (exponent_bits - 1) - 1)
+def decode(sign, exponent, mantissa):
+    bias = 2 ** (len(exponent) - 1) - 1
+    E, M = int(exponent, 2), int(mantissa, 2) / 2 ** len(mantissa)
+    size = (1 + M) * 2.0 ** (E - bias) if E > 0 else M * 2.0 ** (1 - bias)
+    return -size if sign == "1" else size
 """,
-    wrong=_largest,
-    right="65,504 for float16: a sum of squares is soon beyond that.",
+    wrong=_decode,
+    right="one formula for all formats; what differs is how many bits each part has.",
 )
 
 
@@ -100,6 +110,68 @@ def best_scale(gradients):
 )
 
 
+def _scaler(answer: Any) -> str | None:
+    rng = np.random.default_rng(6)
+    for size, first, period in ((2.0**-20, 2.0**30, 7), (2.0**-22, 1.0, 5), (4.0, 2.0**12, 3)):
+        gradients = (size * rng.normal(size=(60, 4))).astype(np.float32)
+        w, rate = rng.normal(size=4), 0.1 / size
+        expected = _scaled(w, gradients, rate, first, period)
+        given = f"with gradients of about {size:.2g}, from the scale {first:g}, period {period},"
+        pair = answer(w.copy(), gradients, rate, first, period)
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            return "`scaled_descent` must return two things: the last weights and the scale of each step."
+        if wrong := compare(f"The list of scales {given}", np.asarray(pair[1], float), expected[1], 1e-9):
+            return wrong
+        if wrong := compare(f"The array of weights {given}", np.asarray(pair[0]), expected[0], 1e-3):
+            return wrong
+    return None
+
+
+def _scaled(w: np.ndarray, gradients: np.ndarray, rate: float, scale: float, period: int) -> tuple:
+    good, used = 0, []
+    for row in gradients:
+        g = np.float16(scale * row).astype(np.float32) / scale
+        used.append(scale)
+        finite = bool(np.isfinite(g).all())
+        w, good = (w - rate * g, good + 1) if finite else (w, 0)
+        scale *= 1.0 if finite else 0.5
+        if good == period:
+            scale, good = 2 * scale, 0
+    return w, used
+
+
+scaler = Exercise(
+    id="precision-scaler",
+    answer="scaled_descent",
+    question="Write the whole of dynamic loss scaling around plain gradient descent. `gradients` has a row for each "
+    "step; what arrives of a row is `np.float16(scale * row)`, with infinities where that overflows. In each step: "
+    "take it to float32 and divide by the scale. If all of it is finite, step with `rate`, and after `period` good "
+    "steps in a row double the scale and count anew. If not, skip the step, halve the scale, and count anew. Return "
+    "the last weights and the scale used in each step.",
+    hints=(
+        "Keep two numbers besides w: the scale, and how many good steps there were since it changed.",
+        "g = np.float16(scale * row).astype(np.float32) / scale: divided in float16 it would vanish again.",
+        "np.isfinite(g).all() decides between the two branches. Note the scale before you change it.",
+    ),
+    code="""
+def scaled_descent(w, gradients, rate, scale, period):
+    good, used = 0, []
+    for row in gradients:
+        g = np.float16(scale * row).astype(np.float32) / scale
+        used.append(scale)
+        if np.isfinite(g).all():
+            w, good = w - rate * g, good + 1
+            if good == period:
+                scale, good = 2 * scale, 0
+        else:
+            scale, good = scale / 2, 0
+    return w, used
+""",
+    wrong=_scaler,
+    right="it begins with a scale that is far too large or too small, and finds the range by itself.",
+)
+
+
 def _update(answer: Any) -> str | None:
     for weight, mantissa_bits in ((1.0, 7), (1.0, 10), (1.9, 7), (0.3, 10), (-6.0, 3), (0.25, 2)):
         expected = 2.0 ** (np.floor(np.log2(abs(weight))) - mantissa_bits - 1)
@@ -130,6 +202,82 @@ def lost_below(weight, mantissa_bits):
 )
 
 
+def _flex(answer: Any) -> str | None:
+    rng = np.random.default_rng(7)
+    for mantissa_bits in (16, 12, 8):
+        for _ in range(5):
+            maxima, unit = rng.uniform(0.01, 1.0, 16) * 2.0 ** rng.integers(-12, 2), 2.0 ** -rng.integers(8, 24)
+            expected = 2 * (maxima.max() + 3 * maxima.std() + 100 * unit)
+            exponent = min(max(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31), 0)
+            given = f"The exponent for maxima up to {maxima.max():.3g}, unit {unit:.2g}, {mantissa_bits} bits,"
+            if wrong := compare(given, answer(maxima, unit, mantissa_bits), exponent, 1e-9):
+                return wrong
+    return None
+
+
+flex = Exercise(
+    id="precision-flex",
+    answer="next_exponent",
+    question="*Further.* Write `next_exponent`, the heart of Autoflex: from the last 16 `maxima` and the present "
+    "`unit`, the exponent of the next unit. What is expected is twice the sum of the largest of them, three of their "
+    "standard deviations (`np.std`) and 100 units. It must need all the bits: the exponent is its logarithm to base "
+    "2, rounded up, plus 1, minus `mantissa_bits`; and it lies from -31 to 0.",
+    hints=("np.ceil(np.log2(expected)) + 1 - mantissa_bits, then np.clip.",),
+    code="""
+def next_exponent(maxima, unit, mantissa_bits):
+    expected = 2 * (maxima.max() + 3 * maxima.std() + 100 * unit)
+    return np.clip(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31, 0)
+""",
+    wrong=_flex,
+    right="the step follows the tensor, with a bit to spare; no loss scale has to be chosen.",
+)
+
+
+def _summing(answer: Any) -> str | None:
+    rng = np.random.default_rng(9)
+    for what, values in (("0.1, 3,000 times", np.full(3000, 0.1)), ("2,500 numbers", rng.uniform(0, 0.3, 2500))):
+        pairs = np.asarray(answer(len(values)))
+        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
+            return "`adding_order` must return pairs (i, j) of whole numbers."
+        if len(pairs) > 2 * len(values):
+            return f"{what}: {len(pairs)} additions are more than two for each number."
+        if pairs.min() < 0 or pairs.max() >= len(values) or (pairs[:, 0] == pairs[:, 1]).any():
+            return f"{what}: the places go from 0 to {len(values) - 1}, and the two of a pair must differ."
+        totals = values.astype(np.float16)
+        exact = float(totals.sum(dtype=float))
+        for i, j in pairs.tolist():
+            totals[i], totals[j] = totals[i] + totals[j], 0
+        if totals[1:].any():
+            return f"{what}: {np.count_nonzero(totals[1:])} numbers have not come to place 0."
+        if wrong := compare(f"The sum of {what},", totals[0], exact, 1 / 100):
+            return wrong
+    return None
+
+
+summing = Exercise(
+    id="precision-summing",
+    answer="adding_order",
+    question="*Further, an open one.* In which order should a processor that has nothing but float16 add up `count` "
+    "numbers? Write `adding_order(count)`: a list of pairs (i, j), each of which adds the number at place j to that at "
+    "place i, rounds to float16, and leaves 0 at place j. In the end all must be at place 0, and wrong by at most 1 % "
+    "of the exact sum. At most two additions for each number.",
+    hints=(
+        "A sum goes wrong where a small number meets a large total. In which order do numbers of like size meet?",
+        "Add neighbours in pairs, then the sums of pairs in pairs, and so on; or chunks first, then their totals.",
+    ),
+    code="""
+def adding_order(count):
+    pairs, apart = [], 1
+    while apart < count:
+        pairs += [(i, i + apart) for i in range(0, count - apart, 2 * apart)]
+        apart *= 2
+    return pairs
+""",
+    wrong=_summing,
+    right="with as many additions as the naive sum. Only the order differs.",
+)
+
+
 def _bytes(answer: Any) -> str | None:
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         return "The answer must be two numbers: bytes in float32, bytes in mixed precision."
@@ -142,9 +290,9 @@ def _bytes(answer: Any) -> str | None:
 memory = Exercise(
     id="precision-memory",
     answer="bytes_per_parameter",
-    question="How many bytes does each parameter take during training with momentum? Give two numbers: everything in "
-    "float32; and mixed precision, with weights and gradients in float16, and a float32 master copy of the weights "
-    "and float32 momentum besides.",
+    question="*Further.* How many bytes does each parameter take during training with momentum? Give two numbers: "
+    "everything in float32; and mixed precision, with weights and gradients in float16, and a float32 master copy of "
+    "the weights and float32 momentum besides.",
     hints=(
         "Float32: a weight, its gradient and its momentum, four bytes each.",
         "Mixed: two for the weight, two for the gradient, four for the master copy, four for the momentum.",

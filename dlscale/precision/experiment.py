@@ -24,7 +24,8 @@ STEPS, BATCH_SIZE, MOMENTUM = 300, 32, 0.9
 FRACTION_BITS = (6, 8, 10, 12, 14)
 ROUNDINGS = ("nearest", "stochastic")
 RATES = tuple(2.0**exponent for exponent in range(-11, -3))
-TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8)
+SCALES = (1.0, 32.0)  # by which the loss is multiplied: 32 undoes the mean over a batch
+TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8, 16)
 OUTPUTS = Fixed(6, 10)  # of the layers, whatever the rest has: in words with a longer fraction they overflow
 
 
@@ -61,11 +62,19 @@ def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -
 
 @functools.partial(jax.jit, static_argnames="rounding")
 def _train(
-    params: models.Params, order: Array, x: Array, y: Array, key: Array, word: Fixed, rate: Array, rounding: str
+    params: models.Params,
+    order: Array,
+    x: Array,
+    y: Array,
+    key: Array,
+    word: Fixed,
+    rate: Array,
+    scale: Array,
+    rounding: str,
 ) -> tuple[models.Params, Array]:
     """Parameters and the losses (steps,) of SGD with momentum.
 
-    Weights, their steps and the errors are words, products and the softmax are float32.
+    Weights, their steps and the errors of the scaled loss are words, products and the softmax are float32.
     """
     start, as_layers = ravel_pytree(params)  # one array: fewer generators of random numbers to compile
 
@@ -75,11 +84,11 @@ def _train(
 
         def loss(w: Array) -> Array:
             z = _logits(as_layers(w), x[rows], lambda h: _output(h, word, next(keys), rounding))
-            return -jnp.take_along_axis(jax.nn.log_softmax(z), y[rows][:, None], 1).mean()
+            return -scale * jnp.take_along_axis(jax.nn.log_softmax(z), y[rows][:, None], 1).mean()
 
         value, gradient = jax.value_and_grad(loss)(w)
-        memory = _round(MOMENTUM * memory + gradient, word, rounding, next(keys))
-        return (_round(w - rate * memory, word, rounding, next(keys)), memory), value
+        memory = _round(MOMENTUM * memory + gradient / scale, word, rounding, next(keys))
+        return (_round(w - rate * memory, word, rounding, next(keys)), memory), value / scale
 
     (w, _), losses = jax.lax.scan(step, (start, jnp.zeros_like(start)), (order, jnp.arange(len(order))))
     return as_layers(w), losses
@@ -90,7 +99,9 @@ def _accuracy(params: models.Params, x: Array, y: Array) -> Array:
     return train.evaluate(models.lenet(), params, x, y)[1]
 
 
-def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+def trial(
+    fraction_bits: int, rounding: str, loss_scale: float, learning_rate: float, seed: int, judged_on: str
+) -> dict[str, float]:
     """Accuracy in percent after 300 steps, and losses after one step and after five.
 
     `rounding` "none" trains in float32, whatever `fraction_bits` says.
@@ -103,16 +114,16 @@ def trial(fraction_bits: int, rounding: str, learning_rate: float, seed: int, ju
     params = jax.jit(models.lenet().init)(keys[0])
     rows = order[: STEPS * BATCH_SIZE].reshape(STEPS, BATCH_SIZE)
     word = Fixed(16 - fraction_bits, fraction_bits)
-    rate = np.float32(learning_rate)
-    params, losses = _train(params, rows, images.x_train, images.y_train, keys[1], word, rate, rounding)
+    numbers = np.float32(learning_rate), np.float32(loss_scale)
+    params, losses = _train(params, rows, images.x_train, images.y_train, keys[1], word, *numbers, rounding)
     accuracy = 100 * float(_accuracy(params, images.x_test, images.y_test))
     return {"accuracy": accuracy, "second_loss": losses[1], "early_loss": losses[5]}
 
 
 def plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on validation images; then the test images with other seeds."""
-    for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS), (14, "none")]:
-        setting = dict(zip(("fraction_bits", "rounding"), arm, strict=True))
+    for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS, SCALES), (14, "none", 1.0)]:
+        setting = dict(zip(("fraction_bits", "rounding", "loss_scale"), arm, strict=True))
         train.tune(
             run,
             **setting,
@@ -125,7 +136,7 @@ def plan(run: RunTrials) -> None:
 
 LENET = Experiment(
     "precision-lenet",
-    "LeNet on MNIST in 16-bit fixed point: fractions of 6 to 14 bits, nearest against stochastic rounding, tuned",
+    "LeNet on MNIST in 16-bit fixed point: 6 to 14 fraction bits, nearest or stochastic rounding, loss scaled or not",
     trial,
     plan,
     # One unit in the last place of all initial weights moves the loss, at tuned rates, by 0.0004 after one step, by
