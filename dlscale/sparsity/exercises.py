@@ -94,7 +94,7 @@ def _together(answer: Any) -> str | None:
 together = Exercise(
     id="sparsity-together",
     answer="prune_together",
-    question="From here on all layers compete: the smallest weights of the whole network go. Write that. "
+    question="Write pruning with all layers together. "
     "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density. It returns a list of masks of "
     "the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in size, "
     "`round(density * number of weights)` of them. (No two weights of the check are equally large.)",
@@ -215,8 +215,9 @@ plan = Exercise(
     id="sparsity-plan",
     answer="plan",
     question="An open one. A device has room for 1,500 bytes for the two layers. Choose `plan`: the kind of pieces, "
-    "the density, one of `HAVE`, the bits of a value, from 8 to 16, and the encoding. It must fit, and its accuracy, "
-    "over the ten networks with seeds 10 to 19, must be within 1.25 points of the dense ones'.",
+    'the density, one of `HAVE`, the bits of a value, from 8 to 16, and the encoding ("relative" or "bitmap"). '
+    "It must fit, and its accuracy, over the ten networks with seeds 10 to 19, must be within 1.25 points of the dense "
+    "ones'.",
     hints=(
         "Start from the figure: which points right of 1 kilobyte lie near the dashed line?",
         "kilobytes(piece, density, bits, encoding).mean() tells the size. Half the bits: twice the weights.",
