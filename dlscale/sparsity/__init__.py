@@ -219,20 +219,6 @@ def encode(
     return np.concatenate([indices, _values(flat[kept])])
 
 
-def stored_bits(mask: Tree, encoding: str = "relative", dtype: str = "float32", **options: Any) -> int:
-    """Bits that the weights under a mask take, counted on the encoding that is really made; `options`: see `encode`.
-
-    Arrays with fewer than two axes are stored dense.
-    """
-    total = 0
-    for leaf in jax.tree.leaves(mask):
-        if np.ndim(leaf) >= 2:
-            total += len(encode(leaf, encoding, dtype=dtype, **options))
-        else:
-            total += 8 * np.asarray(leaf, dtype).nbytes
-    return total
-
-
 def _values(groups: np.ndarray) -> np.ndarray:
     return np.unpackbits(np.ascontiguousarray(groups).view(np.uint8).ravel())
 

@@ -5,34 +5,50 @@ from typing import Any
 import numpy as np
 
 from dlscale import sparsity
+from dlscale.course import records
 from dlscale.course.exercises import Exercise, compare
+from dlscale.lab import checks
+from dlscale.sparsity import GRANULARITIES
+from dlscale.sparsity.experiment import LARGE, SMALL, parameters
 
 
 def _products(answer: Any) -> str | None:
-    for a, e, w in ((1.0, 1.0, 1.0), (0.5, 1.0, 1.0), (1.0, 0.25, 1.0), (1.0, 1.0, 0.1), (0.5, 0.3, 0.2)):
-        given = f"The share for a = {a:g}, e = {e:g}, w = {w:g}"
-        if wrong := compare(given, answer(a, e, w), (a * w + a * e * w + e * w) / 3, 1e-6):
+    for seed, shape in ((0, (1, 2, 3)), (1, (5, 6, 4)), (2, (32, 20, 10))):
+        rng = np.random.default_rng(seed)
+        examples, inputs, outputs = shape
+        a = (rng.random((examples, inputs)) < rng.random((examples, 1))) * 1.0  # dark examples and bright ones
+        e = (rng.random((examples, outputs)) < a.mean(1, keepdims=True)) * 1.0
+        keep = (rng.random((inputs, outputs)) < 0.4) * 1.0
+        keep[0, 0] = a[0, 0] = e[0, 0] = 1.0
+        given = (
+            f"The number for {examples} examples, {inputs} inputs, {outputs} outputs and {keep.sum():g} weights kept"
+        )
+        expected = (a @ keep).sum() + 2 * ((a.T @ e) * keep).sum()
+        if wrong := compare(given, answer(a.copy(), e.copy(), keep.copy()), expected):
             return wrong
     return None
 
 
 products = Exercise(
     id="sparsity-products",
-    answer="needed_share",
-    question="Now leave out weights as well. A layer's inputs are not zero with probability $a$, its errors with "
-    "probability $e$, and a fraction $w$ of the weights is kept; all independent. Write `needed_share`: which share of "
-    "the multiplications of the three products (take the three as equally large) is still needed? A weight that is "
-    "left out needs no gradient, either.",
+    answer="needed_multiplications",
+    question="Now leave out weights as well. `a` (examples, inputs) says which inputs of a dense layer are not zero, "
+    "`e` (examples, outputs) which errors, and `keep` (inputs, outputs) which weights are kept; all are arrays of 0 "
+    "and 1. Write `needed_multiplications`: how many multiplications do the three products need, all examples "
+    "together? A weight that is left out needs no gradient, either, and an input that is zero needs no error. Count, "
+    "do not assume that zeros are independent.",
     hints=(
-        "Forward: the input and the weight must both be there: a * w. Which must be there in the other two?",
-        "The weights' gradient multiplies inputs with errors, for the kept weights only: a * e * w. Take the mean.",
+        "Forward: an input and a weight that are both there: (a @ keep).sum(). What must be there for a gradient?",
+        "a.T @ e counts, for each weight, the examples with both an input and an error. The errors need the same ones.",
     ),
     code="""
-def needed_share(a, e, w):
-    return (a * w + a * e * w + e * w) / 3
+def needed_multiplications(a, e, keep):
+    forward = (a @ keep).sum()
+    pairs = ((a.T @ e) * keep).sum()
+    return forward + 2 * pairs
 """,
     wrong=_products,
-    right="half of the inputs, a third of the errors, a tenth of the weights: three multiplications in a hundred.",
+    right="both products of the way back need the same pairs of an input and an error, where the weight is kept.",
 )
 
 
@@ -55,30 +71,49 @@ cubic = Exercise(
 )
 
 
-def _break_even(answer: Any) -> str | None:
-    for value, index in ((16, 4), (32, 4), (8, 4), (4, 4), (32, 64)):
-        given = f"The break-even density for {value}-bit values and {index}-bit indices"
-        if wrong := compare(given, answer(value, index), value / (value + index), 1e-6):
+def _together(answer: Any) -> str | None:
+    for seed, density in ((0, 0.5), (1, 0.05), (2, 0.21)):
+        rng = np.random.default_rng(seed)
+        layers = [(scale * rng.normal(size=shape)).astype(np.float32) for scale, shape in
+                  ((1.0, (6, 8)), (5.0, (4, 3)), (0.2, (3, 3, 2, 4)))]  # fmt: skip
+        masks = [np.asarray(mask, float) for mask in answer([w.copy() for w in layers], density)]
+        if wrong := compare("The shapes of the masks", [m.size for m in masks], [w.size for w in layers]):
+            return wrong
+        if any(m.shape != w.shape or not np.isin(m, (0, 1)).all() for m, w in zip(masks, layers, strict=True)):
+            return "A mask has its layer's shape and is made of 1 (the weight stays) and 0 (it goes)."
+        count = round(density * sum(w.size for w in layers))
+        if wrong := compare("The number of weights that stay", sum(m.sum() for m in masks), count):
+            return wrong
+        sizes = np.concatenate([np.abs(w).ravel() for w in layers])
+        stays = sum((np.abs(w) * m).sum() for w, m in zip(layers, masks, strict=True))
+        if wrong := compare("The sum of the sizes that stay", stays, np.sort(sizes)[-count:].sum(), 1e-5):
             return wrong
     return None
 
 
-break_even = Exercise(
-    id="sparsity-break_even",
-    answer="break_even_density",
-    question="Without fillers, an index of $b$ bits goes with each weight of $v$ bits. Write `break_even_density`: "
-    "below which density is that shorter than the dense layer? Then think of 4-bit indices for 16-bit, 8-bit and "
-    "4-bit values.",
+together = Exercise(
+    id="sparsity-together",
+    answer="prune_together",
+    question="Write pruning with all layers together. "
+    "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density. It returns a list of masks of "
+    "the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in size, "
+    "`round(density * number of weights)` of them. (No two weights of the check are equally large.)",
     hints=(
-        "For n weights: the dense layer takes n * v bits. How many does the sparse one take at density d?",
-        "d * n * (v + b) = n * v. Solve for d.",
+        "Put the sizes of all layers into one long array: np.concatenate([np.abs(w).ravel() for w in layers]).",
+        "Sort it; the count-th from the end is the smallest that stays. Compare each layer with that one number.",
     ),
     code="""
-def break_even_density(v, b):
-    return v / (v + b)
+def prune_together(layers, density):
+    sizes = np.concatenate([np.abs(w).ravel() for w in layers])
+    count = round(density * sizes.size)
+    smallest_kept = np.sort(sizes)[-count]
+    masks = []
+    for w in layers:
+        masks.append((np.abs(w) >= smallest_kept) * 1.0)
+    return masks
 """,
-    wrong=_break_even,
-    right="80 % for 16-bit values, but 50 % for 4-bit ones: the shorter the values, the dearer the index.",
+    wrong=_together,
+    right="one threshold for all layers; which layer keeps how much is for training to decide.",
 )
 
 
@@ -150,4 +185,82 @@ def two_of_four(w):
 """,
     wrong=_two_of_four,
     right="regular enough for a matrix unit: each four weights become two values and two 2-bit positions.",
+)
+
+
+ROOM, FRESH = 1500, slice(10, 20)  # bytes; seeds
+
+
+def _plan(answer: Any) -> str | None:
+    piece, density, bits, encoding = (answer[name] for name in ("piece", "density", "bits", "encoding"))
+    trials = records.read("sparsity-granularity")
+    checks.known("piece", piece, GRANULARITIES)
+    checks.known("density", density, trials.options("density", granularity=piece))
+    checks.known("encoding", encoding, ("relative", "bitmap"))
+    if not 8 <= bits <= 16:
+        return f"Values have 8 to 16 bits here, not {bits}: with fewer, the recorded accuracies would not hold."
+    arm = {"granularity": piece, "density": density, "judged_on": "test"}
+    size, weights = trials.values("size", **arm)[0], 8 * 16 * 9 + 16 * 32 * 9
+    stored = trials.values("entries", **arm) * (4 + bits * size) / 8
+    if encoding == "bitmap":
+        stored = (weights / size + bits * weights * trials.values("density", **arm)) / 8
+    if stored[FRESH].mean() > ROOM:
+        return f"That takes {stored[FRESH].mean():,.0f} bytes, more than {ROOM:,}."
+    dense = trials.values("accuracy", granularity="weight", density=1.0, judged_on="test")
+    lost = (dense - trials.values("accuracy", **arm))[FRESH].mean()
+    return f"It fits, but these ten networks lose {lost:.2f} points." if lost > 1.25 else None
+
+
+plan = Exercise(
+    id="sparsity-plan",
+    answer="plan",
+    question="An open one. A device has room for 1,500 bytes for the two layers. Choose `plan`: the kind of pieces, "
+    'the density, one of `HAVE`, the bits of a value, from 8 to 16, and the encoding ("relative" or "bitmap"). '
+    "It must fit, and its accuracy, over the ten networks with seeds 10 to 19, must be within 1.25 points of the dense "
+    "ones'.",
+    hints=(
+        "Start from the figure: which points right of 1 kilobyte lie near the dashed line?",
+        "kilobytes(piece, density, bits, encoding).mean() tells the size. Half the bits: twice the weights.",
+    ),
+    code='plan = dict(piece="weight", density=0.12, bits=8, encoding="relative")',
+    wrong=_plan,
+    right="several plans do: fewer bits and more weights, or more bits and larger pieces.",
+)
+
+
+def _crossing(answer: Any) -> str | None:
+    runs = records.read("sparsity-recurrent")
+
+    def errors(hidden: int, density: float) -> float:
+        return 100 - runs.values("accuracy", hidden=hidden, density=density, judged_on="test").mean()
+
+    densities = sorted(runs.options("density", hidden=LARGE))
+    recorded = [parameters(LARGE, density) for density in densities], [errors(LARGE, density) for density in densities]
+    made_up = [100, 1000, 10000], [30.0, 10.0, 5.0]
+    for (sizes, large), small in ((made_up, 20.0), (made_up, 8.0), (recorded, errors(SMALL, 1.0))):
+        at = next(i for i, error in enumerate(large) if error < small)  # the first point below
+        share = (large[at - 1] - small) / (large[at - 1] - large[at])
+        exact = sizes[at - 1] ** (1 - share) * sizes[at] ** share
+        given = f"The size at which errors of {', '.join(f'{e:.3g}' for e in large)} % come down to {small:.3g} %"
+        if wrong := compare(given, float(answer(np.array(sizes), np.array(large), small)), exact, 1e-3):
+            return wrong
+    return None
+
+
+crossing = Exercise(
+    id="sparsity-crossing",
+    answer="crossing_size",
+    question="How many parameters may one take away? Write `crossing_size`: from rising `sizes` and falling `errors`, "
+    "both arrays, the size at which the errors come down to `target`, on straight lines over the logarithm of the "
+    "sizes. Then ask at which size the large net makes as many errors as the small dense one.",
+    hints=(
+        "np.interp(x, xs, ys) draws straight lines, but its xs must rise. Errors fall: take -errors, and -target.",
+        "The ys are np.log(sizes). Turn the result back with np.exp.",
+    ),
+    code="""
+def crossing_size(sizes, errors, target):
+    return np.exp(np.interp(-target, -errors, np.log(sizes)))
+""",
+    wrong=_crossing,
+    right="so many parameters of a large, pruned net are worth all those of the small dense one.",
 )

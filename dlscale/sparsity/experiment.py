@@ -4,7 +4,9 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
 
-TEST_SEEDS = range(10)
+TEST_SEEDS = range(20)  # the first ten have decided which rules were changed; the others decide by the new ones
 INDEX_BITS = 4
 
 
@@ -161,11 +163,14 @@ def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
     arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
     for granularity, density in arms:
-        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, granularity=granularity, density=density)
+        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, TEST_SEEDS, granularity=granularity, density=density)
 
 
-def _tuned(run: RunTrials, rates: Sequence[float], seeds: Sequence[int], **arm: float | str) -> None:
-    train.tune(run, **arm, learning_rate=rates, tuning_seeds=seeds, seeds=TEST_SEEDS, score=itemgetter("accuracy"))
+def _tuned(
+    run: RunTrials, rates: Sequence[float], tuning_seeds: Sequence[int], seeds: Sequence[int], **arm: float | str
+) -> None:
+    accuracy = itemgetter("accuracy")
+    train.tune(run, **arm, learning_rate=rates, tuning_seeds=tuning_seeds, seeds=seeds, score=accuracy)
 
 
 # Recurrent nets: gated recurrent units over the 40 values of MNIST-1D, two at a time
@@ -231,7 +236,270 @@ def recurrent_plan(run: RunTrials) -> None:
     """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
-        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, hidden=hidden, density=density)
+        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, TEST_SEEDS[:10], hidden=hidden, density=density)
+
+
+# When to prune, and where: an MLP on digits, the way, the allocation and the density being settings
+
+WAYS = ("not at all", "at once", "gradually", "in rounds", "in rounds, rewound")
+ALLOCATIONS = ("global", "uniform", "ERK")
+WAY_DENSITIES = (0.01, 0.02, 0.05, 0.1)
+RATES, WAY_TUNING_SEEDS, WAY_SEEDS = (0.05, 0.1, 0.2, 0.4, 0.8), range(100, 104), range(20, 36)
+STEPS, ROUNDS, EVERY, EARLY = 360, 4, 30, 15
+WAY_BATCH, WAY_EPOCHS = 100, 6
+NETWORK = models.mlp((196, 64, 64, 10))
+SHAPES = {"dense1": (196, 64), "dense2": (64, 64), "output": (64, 10)}
+
+
+def erk(density: float | Array) -> dict[str, float | Array]:
+    """Densities of the layers in proportion to (in + out) / (in × out) (Evci et al. 2020), for `density` up to 0.2.
+
+    Above, the last layer would have to keep more than all of its weights.
+    """
+    weights = sum(map(math.prod, SHAPES.values()))
+    sides = sum(map(sum, SHAPES.values()))
+    return {name: density * weights / sides * sum(s) / math.prod(s) for name, s in SHAPES.items()}
+
+
+class Pruning(NamedTuple):
+    """What `pruning` remembers; `early` are the weights to go back to."""
+
+    step: Array
+    mask: Params
+    momentum: Params
+    early: Params
+
+
+def density_at(step: Array, final: Array, way: Array) -> Array:
+    """The density that a way wants at a step; the cubic runs from 20 to 70 % of the steps."""
+    done = step / STEPS
+    at_once = jnp.where(done < 1 / 2, 1.0, final)
+    cubic = final + (1 - final) * (1 - jnp.clip((done - 0.2) / 0.5, 0, 1)) ** 3
+    rounds = final ** (jnp.floor(done * ROUNDS) / (ROUNDS - 1))
+    return jnp.stack([jnp.ones_like(cubic), at_once, cubic, rounds, rounds])[way]
+
+
+def _momentum(
+    learning_rate: Array, back: Array, gradient: Params, state: Pruning, params: Params, mask: Params
+) -> tuple[Params, Pruning]:
+    """One step of masked SGD with momentum 0.9 that may go back to the early weights."""
+    early = jax.tree.map(lambda w, e: jnp.where(state.step == EARLY, w, e), params, state.early)
+    memory = jax.tree.map(lambda m, g, k: jnp.where(back, 0, 0.9 * m + k * g), state.momentum, gradient, mask)
+    begin = jax.tree.map(lambda w, e: jnp.where(back, e, w), params, early)
+    new = jax.tree.map(lambda w, m, k: k * (w - learning_rate * m), begin, memory, mask)
+    return jax.tree.map(jnp.subtract, new, params), Pruning(state.step + 1, mask, memory, early)
+
+
+def _begin(params: Params) -> Pruning:
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Pruning(jnp.int32(0), jax.tree.map(jnp.ones_like, params), zeros, params)
+
+
+def _thinned(params: Params, density: Array, final: Array, allocation: str) -> Params:
+    """Masks at a density of all weights, the layers' shares by the allocation; ERK's are reached along with `final`."""
+    if allocation == "global":
+        return sparsity.mask(params, density, scope="global")
+    if allocation == "uniform":
+        return sparsity.mask(params, density)
+    to_go = (density - final) / (1 - final)
+    return {name: sparsity.mask(params[name], d + (1 - d) * to_go) for name, d in erk(final).items()}
+
+
+def pruning(learning_rate: Array, density: Array, way: Array, allocation: str) -> optax.GradientTransformation:
+    """SGD with momentum that prunes in the way of this number, in `STEPS` steps."""
+    way = jnp.int32(way)
+
+    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
+        step, now = state.step, density_at(state.step, density, way)
+        mask = jax.lax.cond(step % EVERY == 0, lambda: _thinned(params, now, density, allocation), lambda: state.mask)
+        back = (way == 4) & (step > 0) & (step % (STEPS // ROUNDS) == 0)
+        return _momentum(learning_rate, back, gradient, state, params, mask)
+
+    return optax.GradientTransformation(_begin, update)
+
+
+PRUNING = {name: functools.partial(pruning, allocation=name) for name in ALLOCATIONS}
+
+
+@functools.cache
+def _digits(judged_on: str) -> Dataset:
+    """The digits of `_images`, three quarters of them to train on, with those to judge by as the test set."""
+    examples, judged = _images()
+    x, y = judged[judged_on]
+    return replace(examples, x_train=_pooled(examples.x_train), x_test=x, y_test=y)
+
+
+def _fitted(optimizer: train.Optimizer, judged_on: str, epochs: int, seed: int, **setting: float) -> train.Run:
+    """A run, also one that diverged: its accuracies from there on are NaN."""
+    options = {"batch_size": WAY_BATCH, "epochs": epochs, "seed": seed, "progress": False, **setting}
+    try:
+        return train.fit(NETWORK, _digits(judged_on), optimizer, **options)
+    except train.Diverged as error:
+        reached = error.run.history.test_accuracy
+        accuracy = np.concatenate([reached[:-1], np.full(epochs - len(reached) + 1, np.nan)])
+        return train.Run(error.run.params, error.run.history._replace(test_accuracy=accuracy))
+
+
+def _kept(params: Params) -> dict[str, float]:
+    return {f"{name}_density": float(np.mean(np.asarray(params[name]["w"]) != 0)) for name in SHAPES}
+
+
+def ways_trial(
+    way: str, allocation: str, density: float, learning_rate: float, seed: int, judged_on: str
+) -> dict[str, float]:
+    """Accuracies in percent after each epoch, the last as "accuracy", and the layers' densities in the end."""
+    setting = {"way": WAYS.index(way), "density": density, "learning_rate": learning_rate}
+    run = _fitted(PRUNING[allocation], judged_on, WAY_EPOCHS, seed, **setting)
+    accuracies = {f"epoch{i + 1}": 100 * float(a) for i, a in enumerate(run.history.test_accuracy)}
+    accuracies["accuracy"] = accuracies.pop(f"epoch{WAY_EPOCHS}")
+    return accuracies | _kept(run.params)
+
+
+def ways_plan(run: RunTrials) -> None:
+    """All ways with one ranking of all weights, and the gradual one with two other allocations; each arm tuned."""
+    arms = [("not at all", "global", 1.0)]
+    arms += [(way, "global", density) for way in WAYS[1:] for density in WAY_DENSITIES]
+    arms += [("gradually", allocation, density) for allocation in ALLOCATIONS[1:] for density in WAY_DENSITIES]
+    for way, allocation, density in arms:
+        arm = {"way": way, "allocation": allocation, "density": density}
+        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
+
+
+# Rounds in full: each as long as the first training, with the same schedule of the rate
+
+RETRAININGS = ("fine-tuned", "fine-tuned, ten times the rate", "weights rewound", "rate rewound")
+FULL_ROUNDS = 5  # each halves the density
+ROUND_DENSITIES = tuple(0.5**i for i in range(FULL_ROUNDS + 1))
+
+
+def in_full_rounds(learning_rate: Array, retraining: Array) -> optax.GradientTransformation:
+    """Training, then `FULL_ROUNDS` times: half of the weights go, training again as Renda et al. 2020 name it."""
+    retraining = jnp.int32(retraining)
+
+    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
+        number, within = jnp.divmod(state.step, STEPS)
+        last = 0.01  # the schedule: 1, from half of the steps 0.1, from three quarters 0.01
+        scheduled = jnp.where(within < STEPS // 2, 1.0, jnp.where(within < 3 * STEPS // 4, 0.1, last))
+        fixed = jnp.stack([last, 10 * last, scheduled, scheduled])[retraining]
+        rate = learning_rate * jnp.where(number == 0, scheduled, fixed)
+        cut = (within == 0) & (number > 0)
+        density = 0.5 ** number.astype(jnp.float32)
+        mask = jax.lax.cond(cut, lambda: sparsity.mask(params, density, scope="global"), lambda: state.mask)
+        emptied = _begin(params).momentum  # a new training begins without momentum, in every arm
+        memory = jax.tree.map(lambda m, zero: jnp.where(cut, zero, m), state.momentum, emptied)
+        return _momentum(rate, cut & (retraining == 2), gradient, state._replace(momentum=memory), params, mask)
+
+    return optax.GradientTransformation(_begin, update)
+
+
+def rounds_trial(retraining: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy in percent after each round; "accuracy" is that of the last, at the lowest density."""
+    setting = {"retraining": RETRAININGS.index(retraining), "learning_rate": learning_rate}
+    run = _fitted(in_full_rounds, judged_on, WAY_EPOCHS * (FULL_ROUNDS + 1), seed, **setting)
+    ends = 100 * run.history.test_accuracy[WAY_EPOCHS - 1 :: WAY_EPOCHS]
+    return {f"round{i}": float(a) for i, a in enumerate(ends[:-1])} | {"accuracy": float(ends[-1])}
+
+
+def rounds_plan(run: RunTrials) -> None:
+    for retraining in RETRAININGS:
+        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, retraining=retraining)
+
+
+# Never dense: SET, RigL and a mask that stays
+
+CHANGES = {"fixed mask": (0.0, 0), "SET": (0.3, 0), "RigL": (0.3, 1)}  # the share that moves first; by gradient?
+SHARINGS = ("uniform", "ERK", "found")
+FOUND = (0.032, 0.077, 0.224)  # the layers' densities that gradual pruning with one ranking ends at
+EXCHANGE_EVERY = 45
+
+
+def _rank(scores: Array) -> Array:
+    order = jnp.argsort(-scores.ravel())
+    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(scores.shape)  # 0 for the largest
+
+
+def _key(w: Array) -> Array:
+    """Other random numbers for every network and every step, without a seed to carry along."""
+    return jax.random.key(jax.lax.bitcast_convert_type(jnp.abs(w).sum(), jnp.uint32))
+
+
+def exchange(w: Array, mask: Array, gradient: Array, share: Array, by_gradient: Array) -> Array:
+    """The mask after the smallest `share` of its weights are dropped and as many are grown."""
+    moved = jnp.round(share * mask.sum())
+    stays = _rank(jnp.abs(w) * mask) < mask.sum() - moved
+    wish = jnp.where(by_gradient > 0, jnp.abs(gradient), jax.random.uniform(_key(w), w.shape))
+    grows = _rank(jnp.where(mask == 0, wish, -1.0)) < moved
+    return (stays | grows) * 1.0
+
+
+def layer_densities(sharing: str, density: float) -> dict[str, float]:
+    """Densities of the layers; "found" serves the density 0.05 only."""
+    if sharing == "ERK":
+        return erk(density)
+    return dict(zip(SHAPES, FOUND if sharing == "found" else [density] * len(SHAPES), strict=True))
+
+
+def dynamic(
+    learning_rate: Array, dense1: Array, dense2: Array, output: Array, share: Array, by_gradient: Array, scaled: Array
+) -> optax.GradientTransformation:
+    """SGD with momentum under a mask that is random at first, its connections exchanged until 3/4 of the steps.
+
+    Where `scaled`, the first step divides the initial weights by the root of their layer's density: a unit with fewer
+    inputs then begins with sums as large as those of a dense one.
+    """
+    densities = {"dense1": dense1, "dense2": dense2, "output": output}
+
+    def first(params: Params) -> Params:
+        mask = jax.tree.map(jnp.ones_like, params)
+        for name, density in densities.items():
+            w = params[name]["w"]
+            score = jax.random.uniform(_key(w), w.shape)
+            mask[name] = {**mask[name], "w": (_rank(score) < jnp.round(density * w.size)) * 1.0}
+        return mask
+
+    def init(params: Params) -> Pruning:
+        return _begin(params)._replace(mask=first(params))
+
+    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
+        step = state.step
+        now = share * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / (0.75 * STEPS), 1)))
+
+        def moved() -> Params:
+            change = lambda w, m, g: exchange(w, m, g, now, by_gradient) if w.ndim > 1 else m  # noqa: E731
+            return jax.tree.map(change, params, state.mask, gradient)
+
+        due = (step > 0) & (step % EXCHANGE_EVERY == 0)
+        mask = jax.lax.cond(due, moved, lambda: state.mask)
+        grown = {
+            name: {"w": jnp.where((step == 0) & (scaled > 0), 1 / jnp.sqrt(density), 1.0), "b": 1.0}
+            for name, density in densities.items()
+        }
+        live = jnp.where(step == 0, 0.0, 1.0)  # the first gradient is that of a dense net: not used
+        memory = jax.tree.map(lambda m, g, k: k * (0.9 * m + live * g), state.momentum, gradient, mask)
+        new = jax.tree.map(lambda w, s, m, k: k * (s * w - learning_rate * m), params, grown, memory, mask)
+        return jax.tree.map(jnp.subtract, new, params), Pruning(step + 1, mask, memory, state.early)
+
+    return optax.GradientTransformation(init, update)
+
+
+def dynamic_trial(
+    change: str, sharing: str, scaled: int, density: float, learning_rate: float, seed: int, judged_on: str
+) -> dict[str, float]:
+    """Accuracy in percent, the densities reached and, in percent, connections from the middle 8 × 8 of the pixels."""
+    share, by_gradient = CHANGES[change]
+    setting = layer_densities(sharing, density) | {"share": share, "by_gradient": by_gradient, "scaled": scaled}
+    run = _fitted(dynamic, judged_on, WAY_EPOCHS, seed, learning_rate=learning_rate, **setting)
+    used = (np.asarray(run.params["dense1"]["w"]) != 0).sum(1).reshape(14, 14)
+    middle = 100 * float(used[3:11, 3:11].sum() / used.sum())
+    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "middle": middle} | _kept(run.params)
+
+
+def dynamic_plan(run: RunTrials) -> None:
+    """The three ways to change with the three allocations; one of them also without the larger initial weights."""
+    arms = [(*arm, 1) for arm in itertools.product(CHANGES, SHARINGS)] + [(change, "ERK", 0) for change in CHANGES]
+    for change, sharing, scaled in arms:
+        arm = {"change": change, "sharing": sharing, "scaled": scaled, "density": 0.05}
+        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
 
 
 GRANULARITY = Experiment(
@@ -256,5 +524,38 @@ RECURRENT = Experiment(
     # rate 10 % off moves it by 0.0046 or more.
     {"accuracy": 1.0, "weights": 0.0, "early_loss": 1e-3},
     chaotic=("accuracy",),
+    drawn={"judged_on": "test"},
+)
+
+# Training lets the last bits grow: accuracies are compared with the spread over seeds.
+_LAYERS = dict.fromkeys((f"{name}_density" for name in SHAPES), 0.2)
+
+WAYS_RECORD = Experiment(
+    "sparsity-ways",
+    "four ways to prune and three allocations to the layers, at four densities, tuned",
+    ways_trial,
+    ways_plan,
+    dict.fromkeys((*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"), 1.0) | _LAYERS,
+    chaotic=(*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"),
+    drawn={"judged_on": "test"},
+)
+
+ROUNDS_RECORD = Experiment(
+    "sparsity-rounds",
+    "pruning in rounds of full length: fine-tuned, weights rewound, rate rewound, tuned",
+    rounds_trial,
+    rounds_plan,
+    dict.fromkeys((*(f"round{i}" for i in range(FULL_ROUNDS)), "accuracy"), 1.0),
+    chaotic=(*(f"round{i}" for i in range(FULL_ROUNDS)), "accuracy"),
+    drawn={"judged_on": "test"},
+)
+
+DYNAMIC = Experiment(
+    "sparsity-dynamic",
+    "a mask that stays, SET and RigL, with three allocations to the layers, tuned",
+    dynamic_trial,
+    dynamic_plan,
+    {"accuracy": 1.0, "middle": 2.0} | _LAYERS,
+    chaotic=("accuracy", "middle"),
     drawn={"judged_on": "test"},
 )
