@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import recomputation as room
 from dlscale.lab import models
-from dlscale.recomputation import Chain, Layer, Plan
+from dlscale.recomputation import Chain, Layer, Plan, exercises
 
 SIZES, COSTS = st.integers(0, 20), st.integers(1, 9)
 LAYERS = st.builds(
@@ -127,6 +128,11 @@ def test_recursive_has_logarithmic_memory(doublings):
     plan = room.recursive(length)
     assert plan.forwards().sum() == length + length * doublings // 2
     assert plan.peak(Chain.uniform(length)) <= doublings + 4
+
+
+def test_layers_may_be_a_list():
+    chain = Chain(1.0, [Layer(1.0, 1.0)] * 3)
+    assert chain == Chain.uniform(3) and room.frontier(chain)[-1].peak == 5
 
 
 def test_plans_can_be_read():
@@ -265,7 +271,7 @@ def test_plain_jit_on_a_cpu_undoes_the_plan():
 
 
 def test_what_a_convolution_keeps_is_in_memory_once():
-    """The compiler alone would hold it a second time, in the order that the way back reads."""
+    """The compiler alone would hold it a second time, in the order that the backward pass reads."""
 
     def layer(w, x):
         dimensions = ("NHWC", "HWIO", "NHWC")
@@ -312,3 +318,129 @@ def test_relu_is_relu(seed):
     wanted, wanted_pull = jax.vjp(jax.nn.relu, x)
     np.testing.assert_array_equal(y, wanted)
     np.testing.assert_array_equal(pull(x)[0], wanted_pull(x)[0])
+
+
+# The exercises: what is right is accepted however it is written, what is naive is refused
+
+
+def with_residuals(f):
+    """Keeps all, as JAX does."""
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda *args: jax.vjp(f, *args), lambda pull, d: pull(d))
+    return g
+
+
+def thrice(f):
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda *args: (f(*args), args), lambda args, d: jax.vjp(f, *args)[1](d + 0 * f(*args)))
+    return g
+
+
+def wrong_gradient(f):
+    g = jax.custom_vjp(f)
+    g.defvjp(lambda *args: (f(*args), args), lambda args, d: jax.vjp(f, *args)[1](2 * d))
+    return g
+
+
+def cheapest(table, budget):
+    ranked = sorted(table.items(), key=lambda row: row[1][1])
+    return next(name for name, (kept, _) in ranked if kept <= budget)
+
+
+BEST = ((0, 1, 2, 3), ((4, 5, 6), 7, 8), (9, 10), 11)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "right"),
+    [
+        ("forget", exercises.tried(jax.checkpoint), True),
+        ("forget", exercises.tried(with_residuals), False),
+        ("forget", exercises.tried(thrice), False),
+        ("forget", exercises.tried(wrong_gradient), False),
+        ("forget", exercises.tried(lambda f: f), False),
+        ("beat", BEST, True),
+        ("beat", [[0, 1, 2, 3], [[4, 5, 6], 7, 8], [9, 10], 11], True),
+        ("beat", Plan(BEST), True),
+        ("beat", room.revolve(12, 3).items, False),
+        ("beat", tuple(range(12)), False),
+        ("beat", tuple(range(6)), False),
+        ("choose", cheapest, True),
+        ("choose", lambda table, budget: min(table, key=lambda name: table[name][0]), False),
+        ("choose", lambda table, budget: min(table, key=lambda name: table[name][1]), False),
+        ("choose", lambda table, budget: "nothing", False),
+    ],
+)
+def test_answers(name, answer, right):
+    judged, line = vars(exercises)[name].judge(answer)
+    assert judged is right, line
+
+
+def test_no_plan_computes_fewer_again_than_the_exercise_asks_for():
+    best = room.optimal_plan(Chain.uniform(12), 6)
+    assert best.forwards().sum() - 12 == 14
+
+
+@pytest.mark.parametrize("answer", [..., lambda f: ..., lambda f: lambda *args: ...])
+def test_a_blank_forget_is_no_answer(answer):
+    blank = answer if answer is ... else exercises.tried(answer)
+    assert exercises.forget.judge(blank) == (False, "no answer yet")
+
+
+# What the notebook shows and suggests
+
+
+def cells(*identities, **changes):
+    room_ = Cells("07_recomputation", changes.get("changes"))
+    room_.run(*(name if "-" in name else f"recompute-{name}" for name in identities))
+    return room_
+
+
+POOL = ("15", "pool-lean", "16", "pool-check")
+
+
+def test_the_lean_norm_keeps_the_deviation_of_a_channel_with_a_large_mean():
+    named = cells("01", "15", "120", "121")
+    x = (30 + np.random.default_rng(0).normal(size=(4, 16, 16, 8))).astype(np.float16)
+    y = np.asarray(jax.jit(named["lean_norm"])((np.ones(8, np.float16), np.zeros(8, np.float16)), x), np.float32)
+    np.testing.assert_allclose(y.std((0, 1, 2)), 1, atol=0.01)
+    np.testing.assert_allclose(y.mean((0, 1, 2)), 0, atol=0.01)
+
+
+def test_groups_can_be_forgotten_by_hand():
+    changes = {"jax.checkpoint(group)": "forget(group)", "def forget(f):\n    return ...": exercises.forget.code}
+    cells("01", "03", "15", "pool-lean", "16", "17", "44", "46", "47", "forget-answer", "48", changes=changes)
+
+
+def test_one_array_less_costs_more_runs():
+    named = cells("01", "03", "07", "beat-answer", "beat-mine", changes={"my_plan = ...": SUGGESTED_PLAN})
+    assert named["mine"].peak(named["chain"]) == 5 and named["mine"].forwards().sum() - 12 > 14
+
+
+SUGGESTED_PLAN = "my_plan = recomputation.optimal_plan(chain, 5).items\nKEPT = FORWARD = AGAIN = BACKWARD = 'k'"
+SECTION_4 = ("01", "03", *POOL, "17", "41", "83", "84", "85")
+
+
+def test_wider_layers_are_forgotten():
+    again = []
+    for changes in ({}, {'"pool", 64, 64, 64': '"pool", 128, 128, 128'}):
+        chain = cells(*SECTION_4, changes=changes)["CHAINS"]["convolutional net"]
+        again.append(room.optimal_plan(chain, 0.75 * room.keep_all(len(chain.layers)).peak(chain)).forwards() - 1)
+    assert again[1][2:5].sum() > again[0][2:5].sum()
+
+
+def test_a_batch_of_one_saves_less():
+    named = cells(
+        "01", "15", "pool-lean", "41", "83", *map(str, range(120, 127)), "129", changes={"half(16,": "half(1,"}
+    )
+    weights, _, kept, inputs, _ = named["pair"]("plain", 26)
+    assert 1 - (weights + inputs) / (weights + kept) < 0.6
+
+
+def test_the_scores_can_be_kept():
+    kept = []
+    scores = {"q @ k.swapaxes(-1, -2) /": 'checkpoint_name(q @ k.swapaxes(-1, -2), "scores") /'}
+    for changes in ({}, scores | {'"attention", "hidden")': '"attention", "hidden", "scores")'}):
+        named = cells("01", "15", *map(str, range(142, 146)), *map(str, range(148, 151)), changes=changes)
+        kept.append([named["kept_and_again"](tokens)["names: attention, hidden"] for tokens in (64, 1024)])
+    (without, again), (with_them, less) = (np.transpose(costs) for costs in kept)
+    assert (without < with_them).all() and (less < again).all()

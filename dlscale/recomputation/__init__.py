@@ -1,4 +1,4 @@
-"""What training remembers for the way back, and plans to forget some of it and compute it again.
+"""What training remembers for the backward pass, and plans to forget some of it and compute it again.
 
 A chain is a list of layers, one after the other; layer i takes the output of layer i - 1. A plan says for each layer
 whether what its gradient needs is kept, or forgotten and computed again from the last thing that was kept. Sizes are in
@@ -53,6 +53,7 @@ class Chain:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list would be accepted here and fail in a cache
         if not self.layers:
             raise ValueError("The chain is empty: give at least one layer.")
         checks.finite("input", self.input)
@@ -292,8 +293,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
     layers differ in number, and, when it is called, for a layer that does not return one array (a side
     output would have to be kept as well).
     """
-    layers = [_in_turn(layer) for layer in layers]
-    plan._each("functions", layers)
+    layers = [_in_turn(layer) for layer in plan._each("functions", layers)]
 
     def run(items: Items, params: Sequence[Any], x: Array) -> Array:
         for item in items:
@@ -307,10 +307,10 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
 
 
 def _in_turn(layer: LayerFunction) -> LayerFunction:
-    """The same layer, whose way back touches what was kept only when the gradient of its output is there.
+    """The same layer, whose backward pass touches what was kept only when the gradient of its output is there.
 
-    Left free, the compiler puts what a convolution keeps into the order that the way back reads as soon as it can, and
-    holds it in both orders.
+    Left free, the compiler puts what a convolution keeps into the order that the backward pass reads as soon as it
+    can, and holds it in both orders.
     """
 
     def back(pull: Callable[[Array], Any], gradient: Array) -> Any:
@@ -328,12 +328,10 @@ def relu(x: Array) -> Array:
     return jnp.maximum(x, 0)
 
 
-def _relu_forward(x: Array) -> tuple[Array, Array]:
-    y = jax.lax.optimization_barrier(jnp.maximum(x, 0))  # or the compiler keeps x, to compute y from it again
-    return y, y
-
-
-relu.defvjp(_relu_forward, lambda y, g: (jnp.where(y > 0, g, 0),))
+# without the barrier the compiler keeps x, to compute y from it again
+relu.defvjp(
+    lambda x: ((y := jax.lax.optimization_barrier(jnp.maximum(x, 0))), y), lambda y, g: (jnp.where(y > 0, g, 0),)
+)
 
 
 def jit(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -372,7 +370,7 @@ def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> 
 class Account(NamedTuple):
     """What the program of a gradient keeps and computes, counted in the program itself."""
 
-    kept: int  # bytes that the way forward leaves for the way back, beside the arguments
+    kept: int  # bytes that the way forward leaves for the backward pass, beside the arguments
     forward: float  # floating-point operations of the function
     gradient: float  # of value and gradient together
     again: float  # part of `gradient` that computes again what was known before

@@ -1,9 +1,13 @@
 """The exercises of 07_recomputation."""
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dlscale import recomputation
@@ -36,6 +40,112 @@ def batch_from(sizes):
 """,
     wrong=_batch_from,
     right="D grows with the batch, W does not: from this batch on, activations are the larger part.",
+)
+
+
+class _Unanswered(Exception):
+    """`...` is what a function returned in the middle of a trace."""
+
+
+def _tanhs(x: Any) -> Any:
+    return jnp.tanh(jnp.tanh(jnp.sin(x) * 3) * 2)
+
+
+def _layers(weights: Any, x: Any) -> Any:
+    for w in weights["w"]:
+        x = jnp.tanh(x @ w) * weights["scale"]
+    return x
+
+
+def _case(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A function and arguments for it, fresh ones for each number."""
+    draw = np.random.default_rng(number).normal
+    x = draw(size=(8 + number, 16)).astype(np.float32)
+    weights = {"w": [draw(size=(16, 16)).astype(np.float32) for _ in range(4)], "scale": np.float32(1.5)}
+    return (_tanhs, (x,)) if number % 2 else (_layers, (weights, x))
+
+
+def tried(forget: Callable[[Any], Any]) -> Callable[[int], Any]:
+    """What forget(f) does, as a function of a case's number: value and gradients, flat, bytes kept, operations.
+
+    Where it is not written yet, `...`. A check cannot trace what runs in another process; this runs where it is.
+    """
+
+    def run(number: int) -> Any:
+        f, args = _case(number)
+
+        def total(*args: Any) -> Any:
+            if (y := g(*args)) is ...:
+                raise _Unanswered
+            return y.sum()
+
+        if (g := forget(f)) is ...:
+            return ...
+        try:
+            count = recomputation.account(total, *args)
+            numbers = jax.tree.leaves(jax.jit(jax.value_and_grad(total, range(len(args))))(*args))
+        except _Unanswered:
+            return ...
+        return np.concatenate([np.ravel(part) for part in numbers]), count.kept, count.gradient
+
+    return run
+
+
+@functools.cache
+def _remembering(number: int) -> tuple[np.ndarray, int, float, float]:
+    """What a case gives where nothing is forgotten, and the operations of its function."""
+    f, args = _case(number)
+    return *tried(lambda f: f)(number), recomputation.account(lambda *args: f(*args).sum(), *args).forward
+
+
+def _forget(answer: Any) -> str | None:
+    for number in (2, 3):
+        try:
+            told = answer(number)
+        except (TypeError, AttributeError):  # of the function itself, which takes no number
+            told = None
+        if not isinstance(told, tuple | list):
+            told = tried(answer)(number)  # the function itself was handed in
+        if told is ...:
+            raise TypeError("it returns nothing yet")
+        found, still, operations = told
+        expected, kept, least, forward = _remembering(number)
+        if wrong := compare("Value and gradient together", found, expected, 1e-4):
+            return wrong
+        if still > kept / 10:
+            return f"The gradient is right, but {still:,} of the {kept:,} bytes between arguments and result are kept."
+        if operations - least > 1.3 * forward:
+            return f"f runs {(operations - least) / forward + 1:.1f} times in one gradient; twice is enough."
+    return None
+
+
+forget = Exercise(
+    id="recomputation-forget",
+    answer="forget",
+    question="Write `forget(f)`: it returns a function that computes what `f` does and has the same gradient, but "
+    "keeps of `f` nothing besides its arguments and computes `f` again in the backward pass. Use `jax.custom_vjp`: "
+    "`g.defvjp(forward, backward)`, where `forward(*args)` returns the result and what is kept, and "
+    "`backward(kept, d)` gets that and the gradient `d` of the result, and returns a tuple with the gradient of each "
+    "argument.",
+    hints=(
+        "forward keeps its own arguments: return f(*args), args.",
+        "jax.vjp(f, *args) runs f and returns its result and a function from d to the gradients. When must it be "
+        "called, so that nothing else is kept?",
+    ),
+    code="""
+def forget(f):
+    def forward(*args):
+        return f(*args), args
+
+    def backward(args, d):
+        return jax.vjp(f, *args)[1](d)
+
+    g = jax.custom_vjp(f)
+    g.defvjp(forward, backward)
+    return g
+""",
+    wrong=_forget,
+    right="equal gradients, nothing kept but the arguments, and f runs once more. That is a checkpoint.",
 )
 
 
@@ -119,4 +229,72 @@ def repeats(n, slots):
 """,
     wrong=_repeats,
     right="with one slot more or one repeat more, the number of layers that can be served grows like a binomial.",
+)
+
+
+def _items(answer: Any) -> Any:
+    return tuple(map(_items, answer)) if isinstance(answer, list | tuple) else answer
+
+
+def _beat(answer: Any) -> str | None:
+    plan = answer if isinstance(answer, recomputation.Plan) else recomputation.Plan(_items(answer))
+    peak, again = plan.peak(recomputation.Chain.uniform(12)), int(plan.forwards().sum()) - 12
+    if peak > 6 or again > 14:
+        return f"It takes {peak:g} arrays and computes {again} layers again; 6 and 14 are allowed."
+    return None
+
+
+beat = Exercise(
+    id="recomputation-beat",
+    answer="my_plan",
+    question="**Open.** The plan with 3 slots takes 6 arrays for 12 layers and computes 21 again. Write a plan that "
+    "computes at most 14 again in the same 6 arrays. Brackets are tuples: `[0 1] 2 [3]` is `((0, 1), 2, (3,))`.",
+    hints=(
+        "Two snapshots, and one layer at work, take 6 arrays with the two gradients. A layer without a bracket around "
+        "it is held as a snapshot is, and never runs again.",
+        "When the last group is done, its room is free: the group before it may hold one array more, the first one "
+        "most of all. So give the groups 4, 5, 2 and 1 layers, and cut one of them once more.",
+    ),
+    code="""
+my_plan = ((0, 1, 2, 3), ((4, 5, 6), 7, 8), (9, 10), 11)
+""",
+    wrong=_beat,
+    right="you found what dynamic programming finds: no plan with these brackets computes fewer again in 6 arrays.",
+)
+
+
+def _choose(answer: Any) -> str | None:
+    draw = np.random.default_rng(5)
+    for count in (2, 4, 6):
+        table = {f"policy {i}": tuple(map(float, draw.uniform(1, 99, 2))) for i in range(count)}
+        for budget in sorted(kept for kept, _ in table.values()):
+            best = min(again for kept, again in table.values() if kept <= budget)
+            chosen = answer(dict(table), budget + 0.001)
+            if chosen not in table:
+                return f"{chosen!r} is no policy of the table."
+            kept, again = table[chosen]
+            if kept > budget + 0.001:
+                return f"In {budget:.0f} MB you choose a policy that keeps {kept:.0f} MB."
+            if again > best:
+                return f"In {budget:.0f} MB you compute {again:.0f} % again, where {best:.0f} % would do."
+    return None
+
+
+choose = Exercise(
+    id="recomputation-choose",
+    answer="choose",
+    question="Write `choose`, the policy of a table that keeps at most `budget` megabytes and computes the least "
+    "again. `table[policy]` is the pair of megabytes kept and percent of a forward pass computed again; at least one "
+    "of them fits.",
+    hints=(
+        "First those that fit: [policy for policy in table if table[policy][0] <= budget].",
+        "min(…, key=lambda policy: table[policy][1]) finds the one with the least again.",
+    ),
+    code="""
+def choose(table, budget):
+    fitting = [policy for policy, (kept, again) in table.items() if kept <= budget]
+    return min(fitting, key=lambda policy: table[policy][1])
+""",
+    wrong=_choose,
+    right="no policy is the best one: the budget and the length of the sequence decide.",
 )
