@@ -389,5 +389,5 @@ BATCHES = Experiment(
     {"accuracy": 2, "tested": 2, "top": 0.1, "trace": 2, "rise": 0.03, "error rise": 1, "attacked": 1, "noise": 2}
     | {"steps": 10, "loss": 0.001},
     chaotic=("accuracy", "tested", "top", "trace", "rise", "error rise", "attacked", "noise", "steps"),
-    drawn={"batch": 500, "rate": 1.0},
+    drawn={"batch": 16, "rate": 0.25},
 )
