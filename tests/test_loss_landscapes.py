@@ -434,18 +434,92 @@ def test_the_line_exercise(answer, right):
 @pytest.mark.parametrize(
     ("answer", "right"),
     [
-        (lambda W1, b1, W2, b2: (W1, b1, W2 / 10, b2 / 10), True),
-        (lambda W1, b1, W2, b2: (0.3 * W1, 0.3 * b1, W2, 0.3 * b2), True),
-        (lambda W1, b1, W2, b2: (W1, b1, 0.2 * W2, 0.2 * b2 + 5), True),
+        (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2 / 2), True),
+        (lambda W1, b1, W2, b2: (0.45 * W1, 0.45 * b1, W2, 0.45 * b2), True),
+        (lambda W1, b1, W2, b2: (W1, b1, 0.45 * W2, 0.45 * b2 + 5), True),
         (lambda W1, b1, W2, b2: (8 * W1, 8 * b1, W2 / 8, b2), False),
-        (lambda W1, b1, W2, b2: (W1, b1, W2 / 10, b2), False),
-        (lambda W1, b1, W2, b2: (W1, b1, 0 * W2, 0 * b2), False),
+        (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2), False),
+        (lambda W1, b1, W2, b2: (W1, b1, 1e-6 * W2, 1e-6 * b2), False),
         (lambda W1, b1, W2, b2: (W1, b1, W2, b2), False),
     ],
-    ids=["scores", "homogeneous", "shifted", "two layers", "without the bias", "nothing left", "unchanged"],
+    ids=["scores", "homogeneous", "shifted", "two layers", "without the bias", "plateau", "unchanged"],
 )
 def test_the_disguise_exercise(answer, right):
     assert exercises.disguise.judge(answer)[0] == right
+
+
+def products(times, v, steps, at_right_angles_to=None, first=False):
+    """Lanczos' method, each new vector made orthogonal to so many of the last ones, before or after the diagonal."""
+    basis, T = [v / np.linalg.norm(v)], np.zeros((steps, steps))
+    for i in range(steps):
+        new = np.array(times(basis[-1]))
+        T[i, i] = new @ basis[-1]
+        for _ in range(2):
+            for old in basis[-(at_right_angles_to or len(basis)) :]:
+                new = new - (new @ old) * old
+        basis.append(new / np.linalg.norm(new))
+        if i + 1 < steps:
+            T[i, i + 1] = T[i + 1, i] = np.linalg.norm(new)
+    return T
+
+
+def another_start(times, v, steps):
+    return products(times, v + 1, steps)
+
+
+def one_more(times, v, steps):
+    return times(v) @ v * 0 + products(times, v, steps)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (products, True),
+        (lambda times, v, steps: jnp.asarray(products(times, v, steps)), True),
+        (functools.partial(products, at_right_angles_to=2), False),
+        (functools.partial(products, at_right_angles_to=1), False),
+        (another_start, False),
+        (one_more, False),
+        (lambda times, v, steps: np.eye(steps), False),
+    ],
+    ids=["by hand", "jax", "ghosts", "last only", "another start", "one product more", "identity"],
+)
+def test_the_lanczos_exercise(answer, right):
+    assert exercises.lanczos.judge(answer)[0] == right
+
+
+def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b: abs(a - b) / max(a, b)):
+    return [
+        (i, j)
+        for i, a in enumerate(nets)
+        for j, b in enumerate(nets[:i])
+        if all(a[name] == b[name] for name in same) and a["batch"] != b["batch"] and gap(a["loss"], b["loss"]) < limit
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (fair_pairs, True),
+        (lambda nets: {tuple(reversed(pair)) for pair in fair_pairs(nets)}, True),
+        (functools.partial(fair_pairs, same=("rate", "seed")), False),
+        (functools.partial(fair_pairs, same=("rate", "decay")), False),
+        (functools.partial(fair_pairs, limit=1.0), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: 0 if np.isnan(a - b) else abs(a - b) / b), False),
+        (lambda nets: [], False),
+    ],
+    ids=["right", "a set", "any decay", "any seed", "any loss", "failed runs", "none"],
+)
+def test_the_fair_exercise(answer, right):
+    assert exercises.fair.judge(answer)[0] == right
+
+
+def test_training_to_a_loss_ends_at_it():
+    for rate, arrives in ((0.25, True), (4.0, False)):
+        steps, params, final = experiment.to_loss(16, rate, 0)
+        np.testing.assert_allclose(final, experiment.mlp_loss(params, *experiment.signals("training")), rtol=1e-4)
+        assert (0.98 * experiment.LOW < final <= 1.001 * experiment.LOW) == arrives
+        assert steps < experiment.MOST_STEPS
 
 
 # What the notebook suggests
@@ -454,19 +528,20 @@ def test_the_disguise_exercise(answer, right):
 def test_all_that_the_notebook_suggests_works():
     path = Path(__file__).parent.parent / "notebooks" / "02_loss_landscapes.ipynb"
     cells = {cell.id.removeprefix("landscape-"): cell.source for cell in nbformat.read(path, as_version=4).cells}
-    names = ["01", "03", "05", "06", "09", "72", "trial", "tune", "arms", "84"]
-    sources = [cells[name] for name in names]
-    sources[names.index("tune")] = "SEEDS = range(200, 216)"  # no tuning: the rates are given
-    sources[names.index("arms")] = cells["arms"].split("def unstacked")[0]
-    sources[names.index("84")] = cells["84"].split("tops, traces")[0]
-    suggestions = re.findall(r"```python\n(.*?)```", cells["98"], re.DOTALL)
-    assert len(suggestions) == 4
     namespace = {"distances": np.linspace(-1, 1, 5)}
-    for source in sources + suggestions:
+    for source in (
+        *(cells[name] for name in ("01", "03", "05", "06", "09")),
+        cells["17"].split("surfaces = ")[0],
+        cells["20"].split("found = ")[0],
+    ):
+        exec(source, namespace)
+    suggestions = re.findall(r"```python\n(.*?)```", cells["98"], re.DOTALL)
+    results = []
+    for source in suggestions:
         *body, last = source.strip().splitlines()
-        namespace.pop("result", None)
-        exec("\n".join([*body, f"result = {last}" if source in suggestions else last]), namespace)
-        if source in suggestions:
-            result = namespace["result"]
-            values = list(result.values()) if isinstance(result, dict) else result
-            assert np.isfinite(np.asarray(values, float)).all()
+        exec("\n".join([*body, f"result = {last}"]), namespace)
+        results.append(namespace["result"])
+    slice_of_test, valleys, top = results
+    assert slice_of_test.argmin() == 2 and slice_of_test[2] > np.log(10)
+    assert valleys == 1
+    assert 1 < top < 2  # 2 / rate

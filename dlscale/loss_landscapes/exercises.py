@@ -57,92 +57,83 @@ def along_line(params, gaussian, distances):
 )
 
 
-def _share(answer: Any) -> str | None:
-    for n in (2, 100, 7434):
-        if wrong := compare(f"The fraction in {n} dimensions", answer(n), 2 / n):
+def _spread(n: int, seed: int, smallest: float) -> np.ndarray:
+    """A symmetric matrix with eigenvalues from 1 down to `smallest`, of both signs."""
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    return (basis * np.geomspace(1, smallest, n) * np.where(np.arange(n) % 3, 1, -1)) @ basis.T
+
+
+def _lanczos(answer: Any) -> str | None:
+    for n, steps, smallest in ((12, 5, 0.1), (60, 60, 1e-4)):
+        H, asked = _spread(n, n, smallest), 0
+
+        def times(v: np.ndarray, H: np.ndarray = H) -> np.ndarray:
+            nonlocal asked
+            asked += 1
+            return H @ np.asarray(v, float)
+
+        v = np.random.default_rng(1).normal(size=n)
+        T = answer(times, v.copy(), steps)
+        if wrong := compare(f"T after {steps} products, without its numbers,", np.shape(T), (steps, steps)):
+            return wrong
+        if asked > steps:
+            return f"{asked} products were made; {steps} are enough."
+        T = np.asarray(T, float)
+        if not np.allclose(T, T.T) or np.abs(np.triu(T, 2)).max() > 1e-6:
+            return "T must be symmetric, with three diagonals, and 0 elsewhere."
+        basis = np.linalg.qr(np.stack([np.linalg.matrix_power(H, k) @ v for k in range(min(steps, 5))], axis=1))[0]
+        what = "The five first entries of T's diagonal"
+        if wrong := compare(what, np.diag(T)[:5], np.diag(basis.T @ H @ basis), tolerance=1e-3):
+            return wrong
+        if steps == n:
+            what = f"The eigenvalues of T after as many products as H has rows, {n},"
+            if wrong := compare(what, np.linalg.eigvalsh(T), np.linalg.eigvalsh(H), tolerance=1e-4):
+                return f"{wrong} Is each new vector at a right angle to all before?"
+        elif wrong := compare("What stands beside the diagonal of T", np.abs(np.diag(T, 1)), _beside(H, v, steps)):
             return wrong
     return None
 
 
-share = Exercise(
-    id="loss_landscapes-share",
-    answer="share_of_random_plane",
-    question="Why does a *random* plane show nothing? Write the fraction of a path's variance that a random plane in "
-    "$n$ dimensions holds on average. (No direction is special, and the fractions along all $n$ axes add up to 1.)",
+def _beside(H: np.ndarray, v: np.ndarray, steps: int) -> np.ndarray:
+    krylov = np.stack([np.linalg.matrix_power(H, k) @ v for k in range(steps)], axis=1)
+    basis = np.linalg.qr(krylov)[0]
+    return np.abs(np.diag(basis.T @ H @ basis, 1))
+
+
+lanczos = Exercise(
+    id="loss_landscapes-lanczos",
+    answer="lanczos_by_you",
+    question="Write it. `times(v)` is $Hv$, `v` the random vector to start from. Make `steps` products and "
+    "return $T$, an array (steps, steps). Put each new vector at a right angle to *all* before it, by subtracting its "
+    "parts along them: in exact arithmetic, the last two would do.",
     hints=(
-        "Along one random direction, what is the average fraction, if all n axes share equally?",
-        "A plane is two such directions at a right angle: their fractions add up.",
+        "Begin with basis = [v / np.linalg.norm(v)] and T = np.zeros((steps + 1, steps + 1)): cut off its last row.",
+        "In step i: new = times(basis[i]); T[i, i] = new @ basis[i]; then take its parts along the basis away.",
+        "With Q = np.stack(basis), new - (Q @ new) @ Q is without them; a second time removes what rounding left. "
+        "The length of what is new is T[i, i + 1] = T[i + 1, i], and divided by it, it joins the basis.",
     ),
     code="""
-def share_of_random_plane(n):
-    return 2 / n
+def lanczos_by_you(times, v, steps):
+    basis, T = [v / np.linalg.norm(v)], np.zeros((steps + 1, steps + 1))
+    for i in range(steps):
+        new = times(basis[i])
+        T[i, i] = new @ basis[i]
+        Q = np.stack(basis)
+        for _ in range(2):
+            new = new - (Q @ new) @ Q
+        T[i, i + 1] = T[i + 1, i] = np.linalg.norm(new)
+        basis.append(new / T[i, i + 1])
+    return T[:steps, :steps]
 """,
-    wrong=_share,
-    right="in thousands of dimensions two random ones hold almost nothing, so the plane has to be chosen.",
-)
-
-
-def _memory(answer: Any) -> str | None:
-    for n, m in ((418, 100), (7434, 60), (25_000_000, 100)):
-        given = answer(n, m)
-        if not isinstance(given, tuple | list) or len(given) != 2:
-            return "The answer must be two numbers: bytes of the Hessian, bytes of the basis."
-        for what, value, expected in zip(("the Hessian", "the basis"), given, (4 * n * n, 4 * n * m), strict=True):
-            if wrong := compare(f"The bytes of {what} for n={n:,} and m={m}", value, expected):
-                return wrong
-    return None
-
-
-memory = Exercise(
-    id="loss_landscapes-memory",
-    answer="memory",
-    question="What does that cost? For $n$ parameters in 4-byte numbers, return two numbers of bytes: the explicit "
-    "Hessian, and the basis of Lanczos: the $m$ vectors that were multiplied. Then try 25 million parameters and "
-    "100 products.",
-    hints=("The Hessian has a row and a column for each parameter.", "The basis has m vectors of n numbers."),
-    code="""
-def memory(n, m):
-    return 4 * n * n, 4 * n * m
-""",
-    wrong=_memory,
-    right="for 25 million parameters, 2.5 petabytes against 10 gigabytes.",
-)
-
-
-def _trace(answer: Any) -> str | None:
-    rng = np.random.default_rng(3)
-    H = np.diag(np.arange(1.0, 7.0))
-    Z = np.sign(rng.normal(size=(5, 6)))
-    if wrong := compare("The estimate for a diagonal matrix, where it is exact,", answer(Z, Z @ H), np.trace(H)):
-        return wrong
-    H = rng.normal(size=(6, 6))
-    H, Z = H + H.T, np.sign(rng.normal(size=(40, 6)))
-    return compare("The estimate for a symmetric matrix", answer(Z, Z @ H), np.einsum("mi,ij,mj->", Z, H, Z) / 40)
-
-
-trace = Exercise(
-    id="loss_landscapes-trace",
-    answer="trace",
-    question="The **trace**, the sum of all eigenvalues, needs no eigenvalue at all (Hutchinson 1989): for a vector "
-    r"$z$ of random signs, $\mathbb{E}[z^\top H z] = \operatorname{tr} H$, since $\mathbb{E}[z_i z_j]$ is 1 for "
-    "$i = j$ and 0 otherwise. Given the sign vectors as rows of `Z` and the products $Hz$ as rows of `HZ`, return "
-    "the estimate.",
-    hints=(
-        "One row z and its product Hz give one estimate: the sum of their products, entry by entry.",
-        "Average that over the rows.",
-    ),
-    code="""
-def trace(Z, HZ):
-    return (Z * HZ).sum(axis=1).mean()
-""",
-    wrong=_trace,
-    right="a few products with random signs estimate the sum of millions of eigenvalues.",
+    wrong=_lanczos,
+    right="products alone, and the outermost eigenvalues of a matrix that nobody has written down.",
 )
 
 
 def _sharp(answer: Any) -> str | None:
-    if wrong := compare("c, which must be one number,", np.shape(answer), np.shape(0.0)):
-        return wrong
+    if np.ndim(answer):
+        return "c must be one number, not several."
     c = float(answer)
     if c == 0:
         return "c = 0 is no minimum: 1 / c must exist."
@@ -169,8 +160,8 @@ def _scores(x: np.ndarray, w1: np.ndarray, b1: np.ndarray, w2: np.ndarray, b2: n
     return np.maximum(x @ w1 + b1, 0) @ w2 + b2
 
 
-def _rise(x: np.ndarray, y: np.ndarray, net: list[np.ndarray]) -> float:
-    """Of the loss at filter-normalised distance 0.25, the mean of both ways along eight directions."""
+def _rise(x: np.ndarray, y: np.ndarray, net: list[np.ndarray]) -> tuple[float, float]:
+    """The loss, and its rise at filter-normalised distance 0.25, the mean of both ways along eight directions."""
 
     def loss(net: list[np.ndarray]) -> float:
         z = _scores(x, *net)
@@ -185,7 +176,7 @@ def _rise(x: np.ndarray, y: np.ndarray, net: list[np.ndarray]) -> float:
             for d, w in zip(drawn, net, strict=True)
         ]
         there += [loss([w + a * size * d for w, size, d in zip(net, sizes, drawn, strict=True)]) for a in (-0.25, 0.25)]
-    return float(np.mean(there)) - loss(net)
+    return loss(net), float(np.mean(there)) - loss(net)
 
 
 def _disguise(answer: Any) -> str | None:
@@ -205,8 +196,11 @@ def _disguise(answer: Any) -> str | None:
             return "A weight is not finite."
         if (changed := (_scores(fresh, *given).argmax(1) != _scores(fresh, *net).argmax(1)).sum()) > 0:
             return f"{changed} of 2,000 fresh inputs are classified in another way."
-        if (ratio := _rise(x, y, given) / _rise(x, y, net)) > 0.5:
+        (now, rise), (before, rise_before) = _rise(x, y, given), _rise(x, y, net)
+        if (ratio := rise / rise_before) > 0.5:
             return f"The loss still rises {ratio:.2f} times as much: at most half is asked."
+        if now > 2.5 * before:
+            return f"A plateau, not a minimum: the loss in the middle is {now / before:.1f} times what it was."
     return None
 
 
@@ -215,15 +209,75 @@ disguise = Exercise(
     answer="disguise",
     question="Open: fake a flat minimum. A network computes `np.maximum(x @ W1 + b1, 0) @ W2 + b2`. "
     "Return four arrays of the same shapes that classify *every* input as before, yet whose loss rises at most half as "
-    "much at filter-normalised distance 0.25. (Try first what you did to two layers above. Why does it not help?)",
+    "much at filter-normalised distance 0.25, and is at most 2.5 times as high in the middle. (Try first what you did "
+    "to two layers above. Why does it not help? And which control of this section unmasks your fake?)",
     hints=(
         "The filter-normalised slice cannot see a factor that another layer takes back. Which is never taken back?",
         "The class is the place of the largest score; the loss is made of the sizes of the scores.",
     ),
     code="""
 def disguise(W1, b1, W2, b2):
-    return W1, b1, 0.2 * W2, 0.2 * b2
+    return W1, b1, 0.45 * W2, 0.45 * b2
 """,
     wrong=_disguise,
-    right="smaller scores, the same decisions: a slice of the loss calls it flat, a slice of the accuracy would not.",
+    right="smaller scores, the same decisions: flat in the loss. Equal loss unmasks it: in the middle it lies higher.",
+)
+
+
+ALIKE = "rate", "decay", "seed"
+
+
+def _fair(answer: Any) -> str | None:
+    for number in range(5):
+        rng = np.random.default_rng(number)
+        nets = [
+            {
+                "batch": int(rng.choice([16, 500])),
+                "rate": float(rng.choice([0.25, 2.0])),
+                "decay": float(rng.choice([0.0, 0.0, 0.001])),
+                "seed": int(rng.choice([0, 1])),
+                "loss": float(rng.choice([0.0499, 0.05, 0.0501, 0.08, np.nan], p=[0.3, 0.25, 0.25, 0.1, 0.1])),
+            }
+            for _ in range(30)
+        ]
+        given = answer([net.copy() for net in nets])
+        try:
+            given = {tuple(sorted(map(int, pair))) for pair in given}
+        except (TypeError, ValueError):
+            return "The answer must be a list of pairs of numbers (i, j)."
+        if bad := [pair for pair in given if len(pair) != 2 or not 0 <= pair[0] < pair[1] < len(nets)]:
+            return f"{bad[0]} is no pair of two networks."
+        for i in range(len(nets)):
+            for j in range(i + 1, len(nets)):
+                one, other = nets[i], nets[j]
+                why = [f"the {name} differs" for name in ALIKE if one[name] != other[name]]
+                if one["batch"] == other["batch"]:
+                    why.append("the batch is the same")
+                if not abs(one["loss"] / other["loss"] - 1) < 0.02:
+                    why.append("the losses are not equal")
+                if ((i, j) in given) == bool(why):
+                    return f"Networks {one} and {other}: {', '.join(why) or 'a fair pair, and left out'}."
+    return None
+
+
+fair = Exercise(
+    id="loss_landscapes-fair",
+    answer="fair_pairs",
+    question="You are handed a list of trained networks, each a dict with `batch`, `rate`, `decay`, `seed` (of the "
+    "start) and training `loss` (NaN if it failed). For which pairs may a difference in sharpness be put down to "
+    "the batch *alone*? Return a list of the pairs `(i, j)` of their places, $i < j$. Losses that differ by less than "
+    "2 % count as equal.",
+    hints=(
+        "Go through all pairs i < j. What must differ, and what must not?",
+        "NaN is equal to nothing: a comparison with < is false for it, so write the test so that false means unfair.",
+    ),
+    code="""
+def fair_pairs(nets):
+    def fair(one, other):
+        alike = all(one[name] == other[name] for name in ("rate", "decay", "seed"))
+        return alike and one["batch"] != other["batch"] and abs(one["loss"] / other["loss"] - 1) < 0.02
+    return [(i, j) for j in range(len(nets)) for i in range(j) if fair(nets[i], nets[j])]
+""",
+    wrong=_fair,
+    right="one thing differs, all others are alike, failed runs are out: that is a control.",
 )

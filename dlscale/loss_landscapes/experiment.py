@@ -1,6 +1,7 @@
-"""The recorded experiments of notebook 02: the ground around deep networks on images, with and without skips.
+"""The recorded experiments of notebook 02: the ground where training ends at a given training loss.
 
-Both nets have the same start, images, batches and grid of rates, and stop at the same training loss.
+Of deep networks on images with and without skips, which have the same start, images, batches and grid of rates; and of
+one network on signals, trained with small and large batches at many rates.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from dlscale.lab import data, models, train
 from dlscale.lab.models import Params
 
 DEPTH = 20
-IMAGES, LOOKED_AT = 500, 100  # to train on; those of them whose loss is sliced and differentiated twice
+IMAGES = 200  # to train on: their loss says when to stop, and is sliced and differentiated twice
 BATCH, STEPS = 50, 400
 TARGET = 0.2  # training loss to stop at
 NETS = ("skips", "plain")
 RATES = tuple(2.0**k for k in range(-8, -1))
-TUNING_SEEDS, TEST_SEEDS = (100, 101, 102), range(10)
+TUNING_SEEDS, TEST_SEEDS = (110, 111, 112), range(20, 30)
 LINE = np.linspace(-1, 1, 41)  # in sizes of the weights
-CHOSEN = {"skips": 2.0**-6, "plain": 2.0**-4}  # rates that SKIPS finds best: those of the surfaces
-SIDE = np.linspace(-0.5, 0.5, 15)
+CHOSEN = {"skips": 2.0**-6, "plain": 2.0**-4}  # rates of the surfaces
+SIDE = np.linspace(-0.5, 0.5, 17)
+MIDDLE = len(SIDE) // 2  # the row whose Hessians are looked at
 
 
 @functools.cache
@@ -146,11 +148,6 @@ def _labels(net: str, params: Params, x: Array) -> Array:
     return lax.map(lambda x: scores(net, params, x), x.reshape(-1, 100, *x.shape[1:])).argmax(-1).ravel()
 
 
-def _looked_at() -> tuple[Array, Array]:
-    x, y = _images("training")
-    return x[:LOOKED_AT], y[:LOOKED_AT]
-
-
 def directions(params: Params) -> list[Params]:
     """Two random ones, normalised filter by filter."""
     keys = jax.random.split(jax.random.key(0))
@@ -159,7 +156,7 @@ def directions(params: Params) -> list[Params]:
 
 def _ground(net: str, params: Params) -> dict[str, float]:
     ways = directions(params)
-    lines = np.array([loss_landscapes.line(mean_loss(net), params, way, LINE, _looked_at()) for way in ways])
+    lines = np.array([loss_landscapes.line(mean_loss(net), params, way, LINE, _images("training")) for way in ways])
     top, bottom = _ends(net, params)
     middle, quarter = len(LINE) // 2, 5
     out = np.concatenate([np.diff(lines[:, middle:]), np.diff(lines[:, middle::-1])])
@@ -172,9 +169,9 @@ def _ground(net: str, params: Params) -> dict[str, float]:
     }
 
 
-def _ends(net: str, params: Params, products: int = 20) -> tuple[float, float]:
+def _ends(net: str, params: Params, products: int = 20, seed: int = 0) -> tuple[float, float]:
     """The largest and the smallest eigenvalue of the Hessian, as so many products from a random vector see them."""
-    given = mean_loss(net), params, jax.random.key(0), _looked_at()
+    given = mean_loss(net), params, jax.random.key(seed), _images("training")
     nodes = loss_landscapes.spectral_density(*given, probes=1, iterations=products).nodes
     return float(nodes.max()), float(nodes.min())
 
@@ -202,14 +199,25 @@ SKIPS = Experiment(
 
 
 def row(net: str, number: int) -> dict[str, float]:
-    """One row of the surface around the net of seed 0: the loss, and the least over the largest eigenvalue, in size."""
+    """One row of the surface around the net of seed 0: the loss, and of the middle row the Hessian's extremes, too.
+
+    `ratio` is the size of the least eigenvalue over the largest, by 40 products. `control` is the same at every second
+    point, from another vector and by 60: where it differs, 40 were too few.
+    """
     params, _, _ = trained(net, CHOSEN[net], 0)
     x, y = directions(params)
     here = loss_landscapes.move(params, (SIDE[number], y))
-    losses = loss_landscapes.line(mean_loss(net), here, x, SIDE, _looked_at())
-    ends = [_ends(net, loss_landscapes.move(here, (a, x)), products=12) for a in SIDE]
+    losses = loss_landscapes.line(mean_loss(net), here, x, SIDE, _images("training"))
+
+    def ratio(i: int, *how: int) -> float:
+        if number != MIDDLE:
+            return float("nan")
+        top, bottom = _ends(net, loss_landscapes.move(here, (SIDE[i], x)), *how)
+        return abs(bottom / top)
+
     found = {f"log10 loss {i}": np.log10(loss) for i, loss in enumerate(losses)}
-    return found | {f"ratio {i}": abs(bottom / top) for i, (top, bottom) in enumerate(ends)}
+    found |= {f"ratio {i}": ratio(i, 40) for i in range(len(SIDE))}
+    return found | {f"control {i}": ratio(i, 60, 1) for i in range(0, len(SIDE), 2)}
 
 
 def rows(run: RunTrials) -> None:
@@ -219,9 +227,167 @@ def rows(run: RunTrials) -> None:
 
 SURFACE = Experiment(
     "loss_landscapes-surface",
-    "the surfaces around one deep net with skips and one without: the loss, and where it curves down, row by row",
+    "the surfaces around one deep net with skips and one without: the loss, and along a line where it curves down",
     row,
     rows,
-    dict.fromkeys((f"{what} {i}" for what in ("log10 loss", "ratio") for i in range(len(SIDE))), 0.1),
-    drawn={"net": "skips"},
+    dict.fromkeys([f"{what} {i}" for what in ("log10 loss", "ratio") for i in range(len(SIDE))], 0.1)
+    | dict.fromkeys((f"control {i}" for i in range(0, len(SIDE), 2)), 0.1),
+    drawn={"net": "skips", "number": 0},
+)
+
+
+# Small and large batches
+
+SIGNALS, LOW = 1000, 0.05  # to train on, and the training loss to stop at
+MLP = models.mlp((40, 64, 64, 10))
+MOST_STEPS = 12_000
+MLP_RATES = tuple(2.0 ** (k / 2) for k in range(-6, 5))
+FACTORS = (1, 2, 4, 8, 31.25)  # of a batch of 16 and its rate
+SMALL_RATES = (2.0**-6, 2.0**-4)
+SEVERAL = range(300, 316)
+STRENGTHS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+def mlp_loss(params: Params, x: Array, y: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(MLP.apply(params, x), y).mean()
+
+
+def mlp_error(params: Params, x: Array, y: Array) -> Array:
+    """Examples that are classified wrongly, in percent: a slice of it is a slice of accuracy, upside down."""
+    return 100 * (MLP.apply(params, x).argmax(1) != y).mean()
+
+
+@functools.cache
+def signals(part: str) -> tuple[np.ndarray, np.ndarray]:
+    """To train on, to choose rates by and to test with: different ones."""
+    source = data.load("mnist1d_fresh")
+    if part == "test":
+        return source.x_test[:3000], source.y_test[:3000]
+    rows = slice(0, SIGNALS) if part == "training" else slice(SIGNALS, None)
+    return source.x_train[rows], source.y_train[rows]
+
+
+@jax.jit
+def _to_loss(params: Params, rows: Array, setting: dict[str, Array], x: Array, y: Array) -> tuple[Array, Params, Array]:
+    """Steps of SGD to the target, or to the last, or to where it is hopeless; the last one is shortened to fit.
+
+    The loss is looked at every 20 steps, and after each one from three times the target on.
+    """
+
+    def step(number: Array, params: Params) -> Params:
+        gradient = jax.grad(mlp_loss)(params, x[rows[number]], y[rows[number]])
+        return jax.tree.map(lambda w, g: w - setting["rate"] * (g + setting["decay"] * w), params, gradient)
+
+    def onwards(state: tuple) -> tuple:
+        number, before, _, now = state
+        until = jnp.minimum(number + jnp.where(now > 3 * setting["target"], 20, 1), setting["steps"])
+        after = lax.fori_loop(number, until, step, before)
+        return until, after, before, mlp_loss(after, x, y)
+
+    def unfinished(state: tuple) -> Array:
+        number, _, _, now = state
+        hopeless = (number > 600) & (now > 2.2) | jnp.isnan(now)
+        return (number < setting["steps"]) & (now > setting["target"]) & ~hopeless
+
+    start = jnp.int32(0), params, params, jnp.float32(9)  # above any target
+    number, after, before, final = lax.while_loop(unfinished, onwards, start)
+
+    def halve(_: int, ends: tuple[Params, Params]) -> tuple[Params, Params]:
+        middle = jax.tree.map(lambda a, b: (a + b) / 2, *ends)
+        high = mlp_loss(middle, x, y) > setting["target"]
+        return jax.tree.map(functools.partial(jnp.where, high), (middle, ends[1]), (ends[0], middle))
+
+    _, end = lax.fori_loop(0, jnp.where(final <= setting["target"], 8, 0), halve, (before, after))
+    return number, end, mlp_loss(end, x, y)
+
+
+_mlp_start = jax.jit(MLP.init)
+
+
+def to_loss(
+    batch: int, rate: float, seed: int, decay: float = 0.0, target: float = LOW, steps: int = MOST_STEPS
+) -> tuple[int, Params, float]:
+    """Steps taken, parameters and training loss: at the target, or where it was given up."""
+    rng, epochs = np.random.default_rng(seed), -(-MOST_STEPS // (SIGNALS // batch))
+    orders = [rng.permutation(SIGNALS)[: SIGNALS // batch * batch].astype(np.int32) for _ in range(epochs)]
+    rows = np.concatenate(orders).reshape(-1, batch)[:MOST_STEPS]
+    setting = {"rate": np.float32(rate), "decay": np.float32(decay), "target": np.float32(target), "steps": steps}
+    return jax.device_get(_to_loss(_mlp_start(jax.random.key(seed)), rows, setting, *signals("training")))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def mean_rise(
+    measure: Callable[..., Array], params: Params, directions: Params, distance: Array, x: Array, y: Array
+) -> Array:
+    """How far loss or error rise at this distance, to both sides, over stacked directions."""
+
+    def both(d: Params) -> Array:
+        ends = (loss_landscapes.move(params, (way * distance, d)) for way in (1, -1))
+        return sum(measure(end, x, y) for end in ends) / 2
+
+    return lax.map(both, directions).mean() - measure(params, x, y)
+
+
+def four_directions(params: Params, normalize: str | None = "filter") -> Params:
+    """Random ones, stacked."""
+    drawn = [loss_landscapes.random_direction(jax.random.key(k), params, normalize) for k in range(4)]
+    return jax.tree.map(lambda *each: np.stack(each), *jax.device_get(drawn))
+
+
+@jax.jit
+def _attacked(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+    """The accuracy (%), a mean over the strengths: under the attack, and under noise of random signs as strong."""
+    worst = jnp.sign(jax.grad(mlp_loss, argnums=1)(params, x, y))
+    random = jax.random.rademacher(jax.random.key(0), x.shape, x.dtype)
+
+    def accuracies(signs: Array) -> Array:
+        return lax.map(lambda strength: 100 - mlp_error(params, x + strength * signs, y), jnp.array(STRENGTHS)).mean()
+
+    return accuracies(worst), accuracies(random)
+
+
+_mlp_error = jax.jit(mlp_error)
+
+
+def batch_trial(batch: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Where training ended, and how the ground is there; that only where it came to its end."""
+    names = "accuracy", "tested", "top", "trace", "rise", "error rise", "attacked", "noise"
+    steps, params, final = to_loss(batch, rate, seed)
+    measures = dict.fromkeys(names, float("nan")) | {"steps": steps, "loss": final}
+    if not final <= LOW:  # it gave up
+        return measures
+    given, key = signals("training"), jax.random.key(0)
+    tested, ways = 100 - _mlp_error(params, *signals("test")), four_directions(params)
+    found = (
+        tested if judged_on == "test" else 100 - _mlp_error(params, *signals("validation")),
+        tested,
+        loss_landscapes.hessian_eigenvalues(mlp_loss, params, 1, key, given)[0],
+        loss_landscapes.hessian_trace(mlp_loss, params, key, given, probes=10).mean(),
+        *(mean_rise(measure, params, ways, 0.25, *given) for measure in (mlp_loss, mlp_error)),
+        *_attacked(params, *signals("test")),
+    )
+    return measures | dict(zip(names, map(float, found), strict=True))
+
+
+def batch_plan(run: RunTrials) -> None:
+    """Tune both batches on the same grid and test them; the large one at the other's rate; rate over batch kept."""
+    best = {
+        batch: train.tune(
+            run, batch=batch, rate=MLP_RATES, tuning_seeds=8, seeds=SEVERAL, score=operator.itemgetter("accuracy")
+        ).setting["rate"]
+        for batch in (16, 500)
+    }
+    pairs = [(500, best[16]), *((int(16 * k), rate * k) for rate in SMALL_RATES for k in FACTORS)]
+    run([{"batch": b, "rate": r, "seed": seed, "judged_on": "test"} for b, r in pairs for seed in SEVERAL[:8]])
+
+
+BATCHES = Experiment(
+    "loss_landscapes-batches",
+    "one network on signals to one training loss, small and large batches at many rates: how the ground is there",
+    batch_trial,
+    batch_plan,
+    {"accuracy": 2, "tested": 2, "top": 0.1, "trace": 2, "rise": 0.03, "error rise": 1, "attacked": 1, "noise": 2}
+    | {"steps": 10, "loss": 0.001},
+    chaotic=("accuracy", "tested", "top", "trace", "rise", "error rise", "attacked", "noise", "steps"),
+    drawn={"batch": 16, "rate": 0.25},
 )
