@@ -94,7 +94,11 @@ def good() -> nbformat.NotebookNode:
     )
     cells = [text(opening), code("import numpy as np")]
     for name in "abc":
-        cells += [text(f"## Part {name}\n\n### Detail\n\n$x^2$"), code("widgets.explore(make)"), code("answer = ...")]
+        cells += [
+            text(f"## Part {name}\n\n### Detail of {name}\n\n$x^2$"),
+            code("widgets.explore(make)"),
+            code("answer = ..."),
+        ]
         cells[-2].outputs = [picture("A line that rises.")]
         cells[-1].metadata["tags"] = [f"answer-{name}"]
     cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)"), code("course.claims_table()")]
