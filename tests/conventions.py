@@ -28,7 +28,6 @@ class Notebook:
 
     def __init__(self, node: NotebookNode, path: Path) -> None:
         self.node, self.path, self.cells = node, path, node.cells
-        self.is_start = path.stem.startswith("00")  # it teaches the course, not a subject
         self.code = [cell for cell in self.cells if cell.cell_type == "code"]
         self.outputs = [(cell, output) for cell in self.code for output in cell.outputs]
 
@@ -80,7 +79,7 @@ def opening(notebook: Notebook) -> Iterator[str]:
         yield "The first cell must say how many minutes it takes to read and how many seconds the machine needs."
     if not 3 <= (count := sum(bool(NUMBERED.match(line)) for line in body.splitlines())) <= 5:
         yield f"The first cell must list 3 to 5 objectives, not {count}."
-    if not notebook.is_start and not re.search(r"\bFollows\b", body):
+    if not re.search(r"\bFollows\b", body):
         yield "The first cell must name the lecture that it follows."
     stems = sorted({path.name for path in notebook.path.parent.glob("*.ipynb")} | {notebook.path.name})
     here = stems.index(notebook.path.name)
@@ -108,6 +107,23 @@ def headings(notebook: Notebook) -> Iterator[str]:
             yield f"The heading {text!r} skips a level: {before} is followed by {level}."
 
 
+def repetitions(notebook: Notebook) -> Iterator[str]:
+    """A heading, or a sentence of eight words or more, that stands twice: a text left behind by its second edition."""
+    where: dict[str, str] = {}
+    for cell in notebook.cells:
+        if cell.cell_type != "markdown":
+            continue
+        for paragraph in re.split(r"\n(?:\s*\n|(?=#|[-*] |\d+\. ))", cell.source):
+            text = " ".join(paragraph.split())
+            for sentence in [text] if text.startswith("#") else re.split(r"(?<=[.?!:])\W+(?=[A-Z$`])", text):
+                said = " ".join(re.findall(r"\w+", re.sub(r"\]\(.*?\)", "", sentence))).lower()
+                if not text.startswith("#") and said.count(" ") < 7:
+                    continue
+                if said in where:
+                    yield f"Cells {where[said]} and {cell.id} say the same: {sentence[:80]!r}."
+                where.setdefault(said, cell.id)
+
+
 def lengths(notebook: Notebook) -> Iterator[str]:
     lines = [len(cell.source.splitlines()) for cell in notebook.code]
     if (median := statistics.median(lines)) > MAX_MEDIAN_LINES:
@@ -129,12 +145,11 @@ def folding(notebook: Notebook) -> Iterator[str]:
 
 
 def experiments(notebook: Notebook) -> Iterator[str]:
-    least = 1 if notebook.is_start else 3
     explorers = sum(len(calls(cell, "explore")) for cell in notebook.code)
-    if explorers < least:
-        yield f"There must be at least {least} live experiments (widgets.explore), not {explorers}."
-    if len(answers(notebook)) < least:
-        yield f"There must be at least {least} exercises (cells tagged answer-<id>), not {len(answers(notebook))}."
+    if explorers < 3:
+        yield f"There must be at least 3 live experiments (widgets.explore), not {explorers}."
+    if len(answers(notebook)) < 3:
+        yield f"There must be at least 3 exercises (cells tagged answer-<id>), not {len(answers(notebook))}."
 
 
 def exercises(notebook: Notebook) -> Iterator[str]:
@@ -201,12 +216,10 @@ def pictures(notebook: Notebook) -> Iterator[str]:
 
 
 def closing(notebook: Notebook) -> Iterator[str]:
-    wanted = ["What to try next"] if notebook.is_start else ["What you saw", "What to try next", "Papers"]
+    wanted = ["What you saw", "What to try next", "Papers"]
     titles = [text for level, text in notebook.headings() if level == 2]
     if [title for title in titles if title in wanted] != wanted:
         yield f"It must close with the sections {', '.join(wanted)}, in this order; there are {', '.join(titles)}."
-    if notebook.is_start:
-        return
     points = 0
     for piece in notebook.section("What you saw"):
         if isinstance(piece, str):
@@ -239,6 +252,6 @@ def addresses(notebook: Notebook) -> Iterator[str]:
 
 
 RULES = (
-    opening, imports, headings, lengths, folding, experiments, exercises, identities, execution, outputs, pictures,
-    closing, addresses,
+    opening, imports, headings, repetitions, lengths, folding, experiments, exercises, identities, execution, outputs,
+    pictures, closing, addresses,
 )  # fmt: skip

@@ -94,7 +94,11 @@ def good() -> nbformat.NotebookNode:
     )
     cells = [text(opening), code("import numpy as np")]
     for name in "abc":
-        cells += [text(f"## Part {name}\n\n### Detail\n\n$x^2$"), code("widgets.explore(make)"), code("answer = ...")]
+        cells += [
+            text(f"## Part {name}\n\n### Detail of {name}\n\n$x^2$"),
+            code("widgets.explore(make)"),
+            code("answer = ..."),
+        ]
         cells[-2].outputs = [picture("A line that rises.")]
         cells[-1].metadata["tags"] = [f"answer-{name}"]
     cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)"), code("course.claims_table()")]
@@ -130,6 +134,8 @@ def assign(number: int, **fields):
     return spoil
 
 
+SAID = "Each machine works on fifteen examples at a time. Is it"
+DOUBLED = {2: f"First. {SAID} so?", 5: f"{SAID} not?"}  # two paragraphs that differ, with one sentence in common
 FOLDED = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}, "cellView": "form"}
 SPOILED = {
     "no title": ("opening", replace(0, "# A title", "A title")),
@@ -142,6 +148,8 @@ SPOILED = {
     "no import": ("imports", replace(1, "import numpy as np", "np = 1")),
     "second title": ("headings", replace(2, "## Part", "# Part")),
     "skipped level": ("headings", replace(2, "### Detail", "#### Detail")),
+    "heading twice": ("repetitions", replace(5, "Part b", "Part a")),
+    "sentence twice": ("repetitions", lambda notebook: [replace(n, "$x^2$", DOUBLED[n])(notebook) for n in (2, 5)]),
     "long cell": ("lengths", replace(4, "answer = ...", "answer = ...\n" * 31)),
     "long cells": ("lengths", lambda notebook: [assign(n, source="a = 1\n" * 9)(notebook) for n in (1, 4, 7, 10, 12)]),
     "drawing not folded": ("folding", assign(3, metadata={})),

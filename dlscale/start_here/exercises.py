@@ -1,6 +1,8 @@
-"""The exercise of 00_start_here."""
+"""The exercises of 00_start_here."""
 
 from typing import Any
+
+import numpy as np
 
 from dlscale.course.exercises import Exercise, compare
 
@@ -21,4 +23,90 @@ steps = Exercise(
     code="steps = [3000 // (15 * n) for n in (1, 20, 200)]",
     wrong=_steps,
     right="more machines make fewer steps, and a network learns by steps.",
+)
+
+
+def _speed_up(answer: Any) -> str | None:
+    rng = np.random.default_rng(11)
+    for machines, target, late in ((5, 0.5, 1.2), (20, 0.4, 3), (200, 0.5, 8), (50, 0.45, 1000), (200, 0.3, 0.1)):
+        passes = np.arange(1, 61)
+        one, many = (0.7 * passes / (passes + slow) + rng.normal(0, 0.03, 60) for slow in (3, 3 * late))
+        one[5] = many[19] = target  # exactly at the target is there
+        many = many if late < 1000 else many - 0.3
+        there = [(curve >= target).argmax() + 1 for curve in (one, many)]
+        given = f"{machines} machines and the target {target:g}"
+        found = answer(one.copy(), many.copy(), machines, target)
+        if (many < target).all():
+            if not np.isnan(found):
+                return f"For {given} the run of {machines} never arrives: what it needs is not known, so NaN."
+        elif wrong := compare(f"The speed-up for {given}", found, machines * there[0] / there[1], 1e-6):
+            return wrong
+    return None
+
+
+speed_up = Exercise(
+    id="start_here-speed_up",
+    answer="real_speed_up",
+    question="Write `real_speed_up`. `one` and `many` are arrays: the accuracy of one machine, and of `machines` "
+    "machines, after pass 1, 2, 3 and so on. A run arrives at the first pass whose accuracy is at least `target`. If "
+    "`many` never arrives, return `np.nan`: a run that was stopped does not tell what it would have needed.",
+    hints=(
+        "`there = one >= target` is true or false for each pass; `there.argmax()` is the place of the first true.",
+        "Places count from 0, passes from 1. And where nothing is true, `argmax` says 0: ask `there.any()` before.",
+    ),
+    code="""
+def real_speed_up(one, many, machines, target):
+    there = many >= target
+    if not there.any():
+        return np.nan
+    return machines * ((one >= target).argmax() + 1) / (there.argmax() + 1)
+""",
+    wrong=_speed_up,
+    right="first arrivals are compared, and a run that never arrives gives no number.",
+)
+
+
+def pair(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Two noisy runs that end equally high: the first still climbs, the second has levelled off."""
+    looks, end = int(rng.integers(30, 80)), rng.uniform(0.3, 0.55)
+    share = np.arange(1, looks + 1) / looks
+    bend = rng.uniform(0.2, 1)
+    climbing = (1 - bend) * share + bend * share / (share + 0.3) * 1.3
+    waited = rng.uniform(0, 0.4)  # so that the later one is not always the one that climbs
+    level = 1 - np.exp(-np.clip(share - waited, 0, None) / rng.uniform(0.03, 0.09))
+    first, second = (0.1 + (end - 0.1) * curve + rng.normal(0, 0.012, looks) for curve in (climbing, level))
+    return first, second
+
+
+def _stopped(answer: Any) -> str | None:
+    rng, right = np.random.default_rng(), 0
+    for _ in range(100):
+        runs, swap = pair(rng), int(rng.integers(2))
+        said = answer(runs[swap], runs[1 - swap])
+        if said not in (0, 1):
+            return f"Your function must return 0 or 1, not {said}."
+        right += said == swap
+    if right >= 90:
+        return None
+    return f"Of 100 fresh pairs you told {right} apart; at least 90 are wanted. What does the end of each run say?"
+
+
+stopped = Exercise(
+    id="start_here-stopped",
+    answer="stopped",
+    question="An open one. Two runs ended at the same accuracy. One has levelled off: more passes give it no more. The "
+    "other was stopped while it still climbed. `stopped` gets the accuracies of both at equal times, and returns which "
+    "was stopped too early: 0 for `first`, 1 for `second`. The check makes 100 fresh, noisy pairs, and wants 90 right.",
+    hints=(
+        "The height at the end tells nothing, and the last two values are mostly noise.",
+        "Average over the last fifth of a run, and over the fifth before. Which of the two runs rose more between?",
+    ),
+    code="""
+def stopped(first, second):
+    fifth = len(first) // 5
+    rose = [run[-fifth:].mean() - run[-2 * fifth:-fifth].mean() for run in (first, second)]
+    return int(rose[1] > rose[0])
+""",
+    wrong=_stopped,
+    right="what still climbs at its end was stopped too early; what is level there has failed.",
 )
