@@ -166,6 +166,11 @@ def in_blocks(rates, losses):
     return rates[15 + 31 * losses[: 31 * count].reshape(count, 31).mean(1).argmin()]
 
 
+def at_step(offset):
+    """A mean over 61 steps, read at this one of them."""
+    return lambda rates, losses: rates[offset + np.convolve(losses, np.ones(61) / 61, mode="valid").argmin()]
+
+
 def largest_by_power(A, beta):
     return (1 + beta) * 2 / np.linalg.norm(A, 2)
 
@@ -186,6 +191,8 @@ def in_two_pieces(step, total, warmup, peak):
         ("read", in_blocks, True),
         ("read", lambda rates, losses: in_blocks(rates, losses) / 10, False),
         ("read", lambda rates, losses: rates[np.argmin(losses)], False),
+        ("read", at_step(0), False),
+        ("read", at_step(60), False),
         ("schedule", in_two_pieces, True),
         ("schedule", lambda step, total, warmup, peak: peak * (1 + np.cos(np.pi * step / total)) / 2, False),
     ],
@@ -229,6 +236,7 @@ LIGHT = {
     "seed=range(8, 18), learning_rate=RATES": "seed=range(8, 10), learning_rate=RATES[-2:]",
     "seeds=range(40, 56), tuning_seeds=range(30, 33)": "seeds=range(40, 42), tuning_seeds=range(30, 31)",
     "more = dict(seeds=range(40, 88))": "more = {}",
+    "fresh = dict(seeds=range(88, 104))": "fresh = {}",
 }
 
 
@@ -250,7 +258,7 @@ def suggested(code: str) -> str:
     return code
 
 
-COMPARING = "01 03 05 40 41 42 scheduled 57 58-method shape-guess 60 schedule-table"
+COMPARING = "01 03 05 first-line-method 40 41 42 scheduled 57 58-method shape-guess 60 schedule-table"
 LINEAR = suggested('"linear": 1 - step / STEPS')
 SUGGESTIONS = {
     "a schedule of one's own": {'"range test": 2.0 **': f'{LINEAR},\n    "range test": 2.0 **'},

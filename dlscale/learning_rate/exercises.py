@@ -184,13 +184,17 @@ def _range_test(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _read(answer: Any) -> str | None:
+    off = []  # log of what was read over what is right
     for seed in range(20):
         rates, losses, lowest = _range_test(seed)
         read = float(answer(rates, losses))
         if not lowest / 3 <= read <= 3 * lowest:
             made_up = f"On made-up test {seed + 1} of 20 you read {read:.3g}"
-            advice = "Do lucky minibatches decide? Average over more steps, and read the rate in their middle."
+            advice = "Do lucky minibatches decide? Average over more steps."
             return f"{made_up}; without its noise the loss is lowest at {lowest:.3g}. {advice}"
+        off.append(np.log(read / lowest))
+    if abs(mean := np.mean(off)) > np.log(1.3):
+        return f"You read {np.exp(mean):.2f} times the right rate, a geometric mean. Which step of a mean do you read?"
     return None
 
 
@@ -199,7 +203,7 @@ read = Exercise(
     answer="read_range_test",
     question="Write `read_range_test`: from the `rates` of a range test and the loss at each step, return the rate at "
     "which the loss is lowest. The losses are noisy, and some minibatches are lucky. The check makes up 20 tests with "
-    "800 steps each, and asks that you come within a factor of 3 in all.",
+    "800 steps each, and asks that you come within a factor of 3 in each, and within 1.3 on their geometric mean.",
     hints=(
         "The lowest single loss is a lucky minibatch. Average over neighbouring steps first.",
         "A mean over 60 steps: `np.convolve(losses, np.ones(60) / 60, mode='valid')`. Where is the middle of each?",
