@@ -185,6 +185,8 @@ def test_a_card_says_whose_question_it_is_what_is_not_random_and_what_it_was_bef
     assert "S 2018: (our question) 7 points" in text and "3 [2, 4] points, the least and the most of 5 nets" in text
     assert "a minus b: all lie above 1 points" in text
     assert "Before:  to 2026-01-02 “above 0”, then “above 1”: a walk does it, too" in text
+    shown = made._repr_mimebundle_()["text/html"]
+    assert shown.endswith("<b>Before:</b> to 2026-01-02 “above 0”, then “above 1”: a walk does it, too</details></div>")
     assert made.row()[1] == "(our question) 7 points"
     assert course.claim("sgd-above", [0, 0, 0, 0, 3]).verdict == "does not hold here"
     assert "a minus b: the 95 % interval lies between 1 and 4 points" in str(course.claim("sgd-between", range(5)))

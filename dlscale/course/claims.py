@@ -79,7 +79,9 @@ class Claim:
         return "\n".join(f"{name + ':':9}{text}" for name, text in self._lines())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        body = "<br>".join(f"<b>{name}:</b> {html.escape(text)}" for name, text in self._lines())
+        lines = [(name == "Before", f"<b>{name}:</b> {html.escape(text)}") for name, text in self._lines()]
+        body, before = ("<br>".join(text for old, text in lines if old is wanted) for wanted in (False, True))
+        body += f"<details><summary>Rules before</summary>{before}</details>" if before else ""
         edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
         style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
         chosen = {name: self.entry[name] for name in ("unit", "seeds")}
