@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import nbformat
 import numpy as np
 import pytest
+from cells import NOTEBOOKS, Cells
 from collective_cases import OPERATIONS, cases, check, fingerprint, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,6 +263,14 @@ def swapped(x, axis_name, join=lambda x, other: x + other):
     return x
 
 
+def passed_on(x, axis_name):
+    """Right sums in log₂ P rounds, but nobody swaps: workers add in orders of their own."""
+    P = jax.lax.axis_size(axis_name)
+    for k in range(P.bit_length() - 1):
+        x = x + jax.lax.ppermute(x, axis_name, [(w, (w + 2**k) % P) for w in range(P)])
+    return x
+
+
 @pytest.mark.parametrize(
     "exercise, written, words",
     [
@@ -267,6 +278,7 @@ def swapped(x, axis_name, join=lambda x, other: x + other):
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, lambda x, other: other + x), None),
         (exercises.butterfly, functools.partial(collectives.all_reduce, algorithm="butterfly"), None),
         (exercises.butterfly, functools.partial(collectives.all_reduce, algorithm="ring"), "rounds; 1 are enough"),
+        (exercises.butterfly, passed_on, "4 workers 0 sends to 1 and 1 not to 0: partners swap"),
         (exercises.butterfly, jax.lax.psum, "nothing with ppermute"),
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, jnp.maximum), "differs in"),
         (exercises.butterfly, lambda x, axis_name: jnp.sum(x), "has shape"),
@@ -288,6 +300,10 @@ def test_the_fastest_for_four_dgx1():
         else {"algorithm": "torus" if size < 2**23 else "ring", "groups": np.array(order)}
     )  # fmt: skip
     assert exercises.fastest.judge(better)[0]
+    near_first = [[8 * node + gpu for gpu in [0, 4, 1, 5, 2, 6, 3, 7] for node in range(4)]]
+    for size in (2**20, 2**21):
+        share = exercises.seconds(size, algorithm="rabenseifner", groups=near_first) / exercises.hybrid(size)
+        assert share == pytest.approx(0.6, abs=0.01)
     hybrid = lambda size: (  # noqa: E731
         {"algorithm": "hierarchical", "group_size": 8} if size <= 2**20 else {"algorithm": "ring", "groups": order}
     )
@@ -309,8 +325,38 @@ def test_what_is_suggested_to_try():
     taken = {name: exercises.seconds(2**26, algorithm="ring", groups=[ranks])
              for name, ranks in {"wires": wires, "dealt": dealt}.items()}  # fmt: skip
     assert taken["dealt"] > 2 * taken["wires"]
-    assert exercises.seconds(2**20, algorithm="bidirectional_ring", groups=[wires]) > 0
+    for size in (2**12, 2**20, 2**26):
+        both_ways = exercises.seconds(size, algorithm="bidirectional_ring", groups=[wires])
+        assert both_ways >= 0.999 * exercises.seconds(size, algorithm="ring", groups=[wires]), "it pays at no size"
     assert costs.Hockney(1e-6, 1e-10).time(collectives.schedule("double_tree", 64, (2**18,), chunks=16)) > 0
+
+
+def test_constants_by_hand():
+    ring = lambda x: 2 * 7 * (3e-6 + x / 8 * 1e-9)  # noqa: E731
+    assert exercises.constants.judge(lambda *_: (1.0, 1.0))[1].startswith("not yet: L, among 4 workers")
+    assert exercises.constants.judge(lambda *_: 1.0)[1] == "not yet: Two numbers are asked for: L and G."
+    names = {}
+    exec(exercises.constants.code, {"np": np}, names)
+    assert names["constants"](8, [8, 8000], [ring(8), ring(8000)]) == pytest.approx((3e-6, 1e-9))
+
+
+def test_the_circulant_all_reduce_of_the_notebook():
+    cells = Cells("08_collectives")
+    cells.update(jax=jax, jnp=jnp, collectives=collectives)
+    cells.run("collectives-circulant")
+    for workers in (3, 5, 6, 12):
+        x = numbers(workers, (2 * workers + 1,), "int32")
+        found = on_all(lambda x: cells["circulant"](x, "workers"), x)
+        np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0), x.shape))
+
+
+def test_no_heading_stands_twice_and_exercises_are_numbered_in_order():
+    markdown = [
+        c.source for c in nbformat.read(NOTEBOOKS / "08_collectives.ipynb", 4).cells if c.cell_type == "markdown"
+    ]
+    headings = re.findall(r"^#+ .+$", "\n".join(markdown), re.MULTILINE)
+    assert len(set(headings)) == len(headings)
+    assert re.findall(r"^\*\*Exercise (\d+)\.\*\*", "\n".join(markdown), re.MULTILINE) == list("1234567")
 
 
 @pytest.mark.parametrize("nodes", [2, 16])

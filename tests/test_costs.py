@@ -150,11 +150,11 @@ def message(topology, sender, receiver, size=2**20):
 
 def test_dgx1_obeys_its_wires():
     """NVLink before a shared switch, that before the other peer domain; the way to another node begins with PCIe."""
-    for machine in (costs.dgx1(), costs.multi_node(2, costs.dgx1())):
+    for machine in (costs.dgx1(), costs.multi_node(2, costs.dgx1(one_card=True))):
         ways = [message(machine, *pair) for pair in ((0, 4), (3, 4))]
         assert (ways[0] < ways[1]).all()
         assert ways[1][1] == pytest.approx(2**20 / costs.HOST.bandwidth), "staged: half of what PCIe carries"
-    without, cluster = costs.dgx1(nvlink=False), costs.multi_node(2, costs.dgx1())
+    without, cluster = costs.dgx1(nvlink=False), costs.multi_node(2, costs.dgx1(one_card=True))
     assert message(without, 0, 1).sum() < message(without, 0, 2).sum() < message(without, 0, 4).sum()
     assert message(cluster, 0, 8)[0] == pytest.approx(2 * 2 * costs.PCIE.latency + costs.INFINIBAND.latency)
     assert message(cluster, 0, 8).sum() > max(message(cluster, 0, 1).sum(), message(without, 0, 2).sum())
@@ -162,6 +162,10 @@ def test_dgx1_obeys_its_wires():
     names = [name.split(": ")[-1].split()[0] for name in cluster.route(5, 12)]
     assert names == ["PCIe", "PCIe", "host", "QPI", "card", "card", "QPI", "host", "PCIe", "PCIe"]
     assert set(cluster.route(5, 12)) <= cluster.links.keys()
+    four = costs.multi_node(2, costs.dgx1())
+    assert four.route(5, 12) == ["node 0: PCIe 5 up", "card 2 up", "card 6 down", "node 1: PCIe 4 down"]
+    both = one_round(16, ((0, 8), 2**20), ((1, 9), 2**20)), one_round(16, ((0, 8), 2**20), ((2, 10), 2**20))
+    assert [four.parts(found)[1] * costs.INFINIBAND.bandwidth for found in both] == pytest.approx([2**21, 2**20])
 
 
 def test_avoid_qpi():

@@ -72,8 +72,13 @@ def tried(f: Callable[[Array, str], Array]) -> Callable[[np.ndarray], Any]:
     return run
 
 
-def _all_reduce(answer: Any, rounds_each_way: int, sent: Callable[[int, int], float]) -> str | None:
-    """What is wrong with an all-reduce that may take so many times log₂ P rounds and send(P, size) bytes."""
+def _all_reduce(
+    answer: Any, rounds_each_way: int, sent: Callable[[int, int], float], swaps: bool = False
+) -> str | None:
+    """What is wrong with an all-reduce that may take so many times log₂ P rounds and send(P, size) bytes.
+
+    With `swaps`, whoever sends to a worker must get from it in the same round.
+    """
     for workers in (2, 4, 16):
         x = np.random.default_rng(workers).integers(0, 100, (workers, 3 * workers)).astype(np.int32)
         try:
@@ -92,6 +97,10 @@ def _all_reduce(answer: Any, rounds_each_way: int, sent: Callable[[int, int], fl
             np.add.at(bytes_sent, np.array(pairs)[:, 0], size)
         if not bytes_sent.any():
             return f"The sums are right, but {workers} workers send nothing with ppermute."
+        pairs = [{(a, b) for pairs, _ in messages for a, b in pairs} for messages in rounds]
+        if lonely := [pair for one in pairs for pair in one if swaps and pair[::-1] not in one]:
+            a, b = min(lonely)
+            return f"The sums are right, but of {workers} workers {a} sends to {b} and {b} not to {a}: partners swap."
         if len(rounds) > allowed:
             return f"The sums are right, but {workers} workers need {len(rounds)} rounds; {allowed} are enough."
         if bytes_sent.max() > sent(workers, x[0].nbytes):
@@ -106,7 +115,8 @@ butterfly = Exercise(
     id="collectives-butterfly",
     answer="butterfly",
     question="In a **butterfly**, in round $k = 0, 1, 2, \\ldots$ you swap your whole sum with the worker whose number "
-    "differs from yours in bit $k$, $2^k$ away, and add. Write it, for a power of two of workers.",
+    "differs from yours in bit $k$, $2^k$ away, and add: if a sends to b, then b sends to a. Write it, for a power of "
+    "two of workers.",
     hints=(
         "`worker ^ 2**k` turns bit k over, and `P.bit_length() - 1` is log₂ P.",
         "In each round: x = x + jax.lax.ppermute(x, axis_name, [(w, w ^ 2**k) for w in range(P)]).",
@@ -119,8 +129,9 @@ def butterfly(x, axis_name):
         x = x + jax.lax.ppermute(x, axis_name, partners)
     return x
 """,
-    wrong=lambda answer: _all_reduce(answer, 1, lambda workers, size: size * math.log2(workers)),
-    right="the sums are NumPy's, in log₂ P rounds of one whole array each. Nobody needs fewer rounds.",
+    wrong=lambda answer: _all_reduce(answer, 1, lambda workers, size: size * math.log2(workers), swaps=True),
+    right="the sums are NumPy's, in log₂ P rounds of one whole array each. Nobody needs fewer rounds. And since "
+    "partners swap, all add the same pairs of numbers: section 7 needs that.",
 )
 
 
@@ -132,6 +143,7 @@ rabenseifner = Exercise(
     "add what comes. Then doubling, with the nearest first: swap what you have, and put both together in order.",
     hints=(
         "low, high = jnp.split(x, 2); with d = 2**k, those with `me & d` keep high and send low, others the reverse.",
+        "JAX does not know `me` while it traces: jnp.where(me & d > 0, high, low) chooses, an `if` cannot.",
         "On the way back, those with `me & d` join what came in front of their own: jnp.concatenate([other, x]).",
     ),
     code="""
@@ -222,11 +234,11 @@ NODES, WIRES = 4, [0, 4, 5, 6, 7, 3, 2, 1]  # a ring of NVLinks that comes and g
 
 @functools.cache
 def _machine() -> costs.Topology:
-    return costs.multi_node(NODES, costs.dgx1())
+    return costs.multi_node(NODES, costs.dgx1(one_card=True))
 
 
 def seconds(size: int, **plan: Any) -> float:
-    """Modelled seconds of `collectives.all_reduce` with these options for `size` bytes on four DGX-1, adding included.
+    """Modelled seconds of `collectives.all_reduce` with these options on four DGX-1 with one card, adding included.
 
     Raises ValueError for groups that are not all 32 GPUs in one group.
     """
@@ -262,23 +274,64 @@ def _fastest(answer: Any) -> str | None:
 fastest = Exercise(
     id="collectives-fastest",
     answer="fastest",
-    question="**Open.** Find a fast all-reduce for four DGX-1 in this model. `fastest(size)` returns the options of "
-    "`collectives.all_reduce` for so many bytes, as a dictionary: `algorithm`, `groups` (one list of the 32 GPUs in an "
-    "order of yours), `group_size`, `chunks`. It must never be slower than the hybrid, and at 1 and 2 MiB need at most "
-    "four fifths of its time. `exercises.seconds(size, **options)` tells you the time.",
+    question="**Open.** Find a fast all-reduce for four DGX-1 with one card each in this model. `fastest(size)` "
+    "returns the options of `collectives.all_reduce` for so many bytes, as a dictionary: `algorithm`, `groups` (one "
+    "list of the 32 GPUs in an order of yours), and for `hierarchical` alone `group_size`, for `double_tree` alone "
+    "`chunks`. It must never be slower than the hybrid, and at 1 and 2 MiB need at most four fifths of its time. "
+    "`exercises.seconds(size, **options)` tells you the time.",
     hints=(
-        "Three algorithms, each for a range of sizes, beat any single one. Which of them has the ring's bytes in fewer "
-        "rounds?",
-        "A torus of 32 has rows of eight: with the GPUs of each node in the order 0 4 5 6 7 3 2 1 a row is a ring of "
-        "wires.",
+        "An algorithm and its order belong together. Which ranks swap the largest messages in Rabenseifner, and in "
+        "which order are they GPUs of one node?",
+        "Far ranks swap halves: [8 * node + gpu for gpu in order for node in range(4)] puts them into one node. "
+        "For the smallest arrays take hierarchical, for the largest a ring along the wires.",
     ),
     code="""
 def fastest(size):
-    if size < 2**19:
+    if size < 2**17:
         return {"algorithm": "hierarchical", "group_size": 8}
+    if size < 2**24:
+        order = [8 * node + gpu for gpu in [0, 4, 1, 5, 2, 6, 3, 7] for node in range(4)]
+        return {"algorithm": "rabenseifner", "groups": [order]}
     order = [8 * node + gpu for node in range(4) for gpu in [0, 4, 5, 6, 7, 3, 2, 1]]
-    return {"algorithm": "torus" if size < 2**23 else "ring", "groups": [order]}
+    return {"algorithm": "ring", "groups": [order]}
 """,
     wrong=_fastest,
-    right="who knows the wires and the size beats a fixed choice. Libraries search such tables for you.",
+    right="who knows the wires and the size beats a fixed choice. Rabenseifner with near partners first needs six "
+    "tenths of the hybrid's time at 1 and 2 MiB. Libraries search such tables for you.",
+)
+
+
+def _constants(answer: Any) -> str | None:
+    for workers, latency, per_byte in ((4, 5e-4, 4e-9), (2, 1e-6, 1e-10), (9, 2.0, 0.25)):
+        sizes = np.array([4.0 * workers, 4e6 * workers])
+        seconds = 2 * (workers - 1) * (latency + sizes / workers * per_byte)
+        found = answer(workers, sizes, seconds)
+        took = " and ".join(f"{t:.3g} s for {size:g} bytes" for t, size in zip(seconds, sizes, strict=True))
+        try:
+            both = dict(zip(("L", "G"), found, strict=True))
+        except (TypeError, ValueError):
+            return "Two numbers are asked for: L and G."
+        for (name, one), expected in zip(both.items(), (latency, per_byte), strict=True):
+            if wrong := compare(f"{name}, among {workers} workers that take {took},", one, expected, 1e-6):
+                return wrong
+    return None
+
+
+constants = Exercise(
+    id="collectives-constants",
+    answer="constants",
+    question="Calibrate by hand. Write `constants`: from the `seconds` that a ring all-reduce among `workers` workers "
+    "took for each of two `sizes` in bytes, return $L$ and $G$.",
+    hints=(
+        "A ring sends 2 (P − 1) messages of size / P bytes, one after another: what does one message take?",
+        "Two messages of different lengths differ by G times the difference of their lengths.",
+    ),
+    code="""
+def constants(workers, sizes, seconds):
+    (short, long), (t_short, t_long) = (np.asarray(sizes) / workers, np.asarray(seconds) / (2 * (workers - 1)))
+    per_byte = (t_long - t_short) / (long - short)
+    return t_short - per_byte * short, per_byte
+""",
+    wrong=_constants,
+    right="two measurements, two constants. With a third one you learn whether the model holds.",
 )

@@ -111,7 +111,8 @@ class LogGP(_Model):
 class Topology:
     """Workers and the links between them; `route(sender, receiver)` names the links that a message passes, in order.
 
-    `outside(worker, way)` names those between a worker and the machine's network card, for the way "up" and "down".
+    `outside(worker, way)` names those between a worker and its network card, for the way "up" and "down"; the workers
+    share `cards` of them evenly, neighbours the same one.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Topology:
     links: dict[str, Link]
     route: Callable[[int, int], Sequence[str]] = field(repr=False)
     outside: Callable[[int, str], Sequence[str]] = field(default=lambda worker, way: (), repr=False)
+    cards: int = 1
 
     def parts(self, schedule: Schedule, times: ArrayLike = 1.0) -> np.ndarray:
         """Seconds of latency and seconds of bandwidth that the schedule takes, without combining.
@@ -186,7 +188,6 @@ def ring(workers: int, link: Link = INFINIBAND) -> Topology:
 
 def torus(rows: int, columns: int, link: Link = INFINIBAND) -> Topology:
     """A grid whose rows and columns are rings; messages go along their row first, then along the column."""
-    checks.whole("rows", rows), checks.whole("columns", columns)
     row, column = ring(columns, link), ring(rows, link)
     links = {f"row {r}: {name}": link for r in range(rows) for name in row.links}
     links |= {f"column {c}: {name}": link for c in range(columns) for name in column.links}
@@ -213,12 +214,13 @@ def fat_tree(workers: int, per_switch: int, oversubscription: float = 1.0, link:
     return _switched("fat tree", workers, link.latency / 2, cables)
 
 
-def dgx1(nvlink: bool = True) -> Topology:
+def dgx1(nvlink: bool = True, one_card: bool = False) -> Topology:
     """NVIDIA's DGX-1 (P100): eight GPUs in a hybrid cube mesh, four NVLinks each; two to a PCIe switch, four to a CPU.
 
     GPUs 0 to 3 are all connected, so are 4 to 7, and each GPU i with i + 4. What has no NVLink goes through PCIe
     switches; with `nvlink` False all does. The halves are peer domains: from one to the other, bytes are staged in the
-    memory of the processors and cross QPI. The card that leads outside is at the processor of GPUs 0 to 3.
+    memory of the processors and cross QPI. Four cards lead outside, one at each PCIe switch; or else a single one, at
+    the processor of GPUs 0 to 3.
     """
     wired = [(a, b) for a, b in itertools.permutations(range(8), 2) if a // 4 == b // 4 or abs(a - b) == 4]
     direct = {f"NVLink {a}→{b}": NVLINK for a, b in wired if nvlink}
@@ -232,22 +234,21 @@ def dgx1(nvlink: bool = True) -> Topology:
 
     def outside(worker: int, way: str) -> list[str]:
         staged = [f"host {worker} {way}", "QPI 1→0" if way == "up" else "QPI 0→1"] if worker >= 4 else []
-        return [f"PCIe {worker} {way}", f"PCIe switch {worker // 2} {way}", *staged]
+        return [f"PCIe {worker} {way}", *([f"PCIe switch {worker // 2} {way}", *staged] if one_card else [])]
 
     links = {**direct, **switched.links, "QPI 0→1": QPI, "QPI 1→0": QPI}
     links |= {f"host {gpu} {way}": HOST for gpu in range(8) for way in ("up", "down")}
-    return Topology("DGX-1" if nvlink else "DGX-1 without NVLink", 8, links, route, outside)
+    return Topology("DGX-1" if nvlink else "DGX-1 without NVLink", 8, links, route, outside, 1 if one_card else 4)
 
 
 def multi_node(nodes: int, node: Topology, link: Link = INFINIBAND) -> Topology:
-    """`nodes` copies of a machine, each with one network card on a switch that is never the bottleneck.
+    """`nodes` copies of a machine, whose network cards are on a switch that is never the bottleneck.
 
-    Worker w of node n has the number n · node.workers + w. All messages of a node to other nodes share its card, and
-    the way to it.
+    Worker w of node n has the number n · node.workers + w. All messages to other nodes share the card of their worker,
+    and the way to it.
     """
-    checks.whole("nodes", nodes)
-    workers = nodes * node.workers
-    cards = _switched("cards", workers, link.latency / 2, {"card": (node.workers, link.bandwidth)})
+    workers = checks.whole("nodes", nodes) * node.workers
+    cards = _switched("cards", workers, link.latency / 2, {"card": (node.workers // node.cards, link.bandwidth)})
     links = cards.links | {f"node {n}: {name}": inner for n in range(nodes) for name, inner in node.links.items()}
 
     def route(sender: int, receiver: int) -> list[str]:
