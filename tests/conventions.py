@@ -124,6 +124,14 @@ def repetitions(notebook: Notebook) -> Iterator[str]:
                 where.setdefault(said, cell.id)
 
 
+def formulas(notebook: Notebook) -> Iterator[str]:
+    for cell in notebook.cells:
+        prose = cell.source if cell.cell_type == "markdown" else ""
+        for formula in re.findall(r"\$\$.+?\$\$|\$[^$\n]+\$", prose, re.DOTALL):
+            if re.search(r"\\\\[A-Za-z,]", formula):
+                yield f"Cell {cell.id} doubles a backslash, so that this shows no formula: {formula!r}."
+
+
 def lengths(notebook: Notebook) -> Iterator[str]:
     lines = [len(cell.source.splitlines()) for cell in notebook.code]
     if (median := statistics.median(lines)) > MAX_MEDIAN_LINES:
@@ -252,6 +260,6 @@ def addresses(notebook: Notebook) -> Iterator[str]:
 
 
 RULES = (
-    opening, imports, headings, repetitions, lengths, folding, experiments, exercises, identities, execution, outputs,
-    pictures, closing, addresses,
+    opening, imports, headings, repetitions, formulas, lengths, folding, experiments, exercises, identities, execution,
+    outputs, pictures, closing, addresses,
 )  # fmt: skip

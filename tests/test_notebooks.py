@@ -147,6 +147,7 @@ SPOILED = {
     "late import": ("imports", replace(4, "answer", "import this; answer")),
     "no import": ("imports", replace(1, "import numpy as np", "np = 1")),
     "second title": ("headings", replace(2, "## Part", "# Part")),
+    "doubled backslash": ("formulas", replace(2, "$x^2$", r"$\\log x$")),
     "skipped level": ("headings", replace(2, "### Detail", "#### Detail")),
     "heading twice": ("repetitions", replace(5, "Part b", "Part a")),
     "sentence twice": ("repetitions", lambda notebook: [replace(n, "$x^2$", DOUBLED[n])(notebook) for n in (2, 5)]),
@@ -204,6 +205,7 @@ def test_what_draws_asks_or_captions_is_folded_and_nothing_else(tmp_path):
         "widgets.explore(make, alt=caption_of_another)": True,
         "def caption_of_none(x):\n    return f'At {x}.'": False,
         "COLOR = figures.RED": False,
+        "# Plumbing\ndef prepare():\n    return 1": True,
         "losses = descent(0.1)": False,
         "%time figures": False,
     }

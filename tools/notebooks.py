@@ -117,13 +117,14 @@ def teaches(cell: ast.Module, captions: Iterable[str]) -> bool:
 
 
 def plumbing(notebook: NotebookNode) -> dict[str, bool]:
-    """For each code cell that draws, captions or asks, by id: whether it does nothing else."""
+    """For each code cell that draws, captions or asks, by id: whether it does nothing else. "# Plumbing" folds any."""
     cells = {cell.id: syntax(cell) for cell in notebook.cells if cell.cell_type == "code"}
     explorers = [node for cell in cells.values() for node in ast.walk(cell) if isinstance(node, ast.Call)]
     given = [word.value for call in explorers if _path(call.func)[-1] == "explore" for word in call.keywords]
     captions = {value.id for value in given if isinstance(value, ast.Name)}
     shown = {name: cell for name, cell in cells.items() if shows(cell) or captions & _defined(cell)}
-    return {name: not teaches(cell, captions) for name, cell in shown.items()}
+    marked = {cell.id: True for cell in notebook.cells if cell.source.startswith("# Plumbing\n")}
+    return {name: not teaches(cell, captions) for name, cell in shown.items()} | marked
 
 
 def _defined(cell: ast.Module) -> set[str]:

@@ -29,7 +29,7 @@ decode = Exercise(
     answer="decode",
     question="Write `decode`: the number that three strings of bits stand for, such as `decode('0', '01011', "
     "'1001100110')`. Their lengths tell the format. Mind the subnormal numbers, whose exponent bits are all 0. "
-    "(Infinity and NaN, with exponent bits that are all 1, are not asked for.)",
+    "(Patterns whose exponent bits are all 1 are not asked for.)",
     hints=(
         "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
         "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
