@@ -342,11 +342,6 @@ def wrong_gradient(f):
     return g
 
 
-def cheapest(table, budget):
-    ranked = sorted(table.items(), key=lambda row: row[1][1])
-    return next(name for name, (kept, _) in ranked if kept <= budget)
-
-
 BEST = ((0, 1, 2, 3), ((4, 5, 6), 7, 8), (9, 10), 11)
 
 
@@ -361,13 +356,11 @@ BEST = ((0, 1, 2, 3), ((4, 5, 6), 7, 8), (9, 10), 11)
         ("beat", BEST, True),
         ("beat", [[0, 1, 2, 3], [[4, 5, 6], 7, 8], [9, 10], 11], True),
         ("beat", Plan(BEST), True),
+        ("beat", (0, 1, 2, 3), False),
+        ("beat", ((0, 1, 2, 3), (4, (5, 6), 7), ((8, 9), 10), 11), True),
         ("beat", room.revolve(12, 3).items, False),
         ("beat", tuple(range(12)), False),
         ("beat", tuple(range(6)), False),
-        ("choose", cheapest, True),
-        ("choose", lambda table, budget: min(table, key=lambda name: table[name][0]), False),
-        ("choose", lambda table, budget: min(table, key=lambda name: table[name][1]), False),
-        ("choose", lambda table, budget: "nothing", False),
     ],
 )
 def test_answers(name, answer, right):
@@ -375,7 +368,7 @@ def test_answers(name, answer, right):
     assert judged is right, line
 
 
-def test_no_plan_computes_fewer_again_than_the_exercise_asks_for():
+def test_no_plan_computes_fewer_again_than_the_exercise_names():
     best = room.optimal_plan(Chain.uniform(12), 6)
     assert best.forwards().sum() - 12 == 14
 
@@ -395,9 +388,6 @@ def cells(*identities, **changes):
     return room_
 
 
-POOL = ("15", "pool-lean", "16", "pool-check")
-
-
 def test_the_lean_norm_keeps_the_deviation_of_a_channel_with_a_large_mean():
     named = cells("01", "15", "120", "121")
     x = (30 + np.random.default_rng(0).normal(size=(4, 16, 16, 8))).astype(np.float16)
@@ -408,16 +398,16 @@ def test_the_lean_norm_keeps_the_deviation_of_a_channel_with_a_large_mean():
 
 def test_groups_can_be_forgotten_by_hand():
     changes = {"jax.checkpoint(group)": "forget(group)", "def forget(f):\n    return ...": exercises.forget.code}
-    cells("01", "03", "15", "pool-lean", "16", "17", "44", "46", "47", "forget-answer", "48", changes=changes)
+    cells("01", "03", "15", "16", "17", "44", "46", "47", "forget-answer", "48", changes=changes)
 
 
 def test_one_array_less_costs_more_runs():
-    named = cells("01", "03", "07", "beat-answer", "beat-mine", changes={"my_plan = ...": SUGGESTED_PLAN})
+    named = cells("01", "03", "10", "beat-answer", "beat-mine", changes={"my_plan = ...": SUGGESTED_PLAN})
     assert named["mine"].peak(named["chain"]) == 5 and named["mine"].forwards().sum() - 12 > 14
 
 
-SUGGESTED_PLAN = "my_plan = recomputation.optimal_plan(chain, 5).items\nKEPT = FORWARD = AGAIN = BACKWARD = 'k'"
-SECTION_4 = ("01", "03", *POOL, "17", "41", "83", "84", "85")
+SUGGESTED_PLAN = "my_plan = recomputation.optimal_plan(chain, 5).items"
+SECTION_4 = ("01", "03", "15", "16", "17", "41", "83", "84", "85")
 
 
 def test_wider_layers_are_forgotten():
@@ -429,9 +419,7 @@ def test_wider_layers_are_forgotten():
 
 
 def test_a_batch_of_one_saves_less():
-    named = cells(
-        "01", "15", "pool-lean", "41", "83", *map(str, range(120, 127)), "129", changes={"half(16,": "half(1,"}
-    )
+    named = cells("01", "15", "16", "41", "83", *map(str, range(120, 127)), "129", changes={"half(16,": "half(1,"})
     weights, _, kept, inputs, _ = named["pair"]("plain", 26)
     assert 1 - (weights + inputs) / (weights + kept) < 0.6
 

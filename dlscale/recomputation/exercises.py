@@ -239,8 +239,8 @@ def _items(answer: Any) -> Any:
 def _beat(answer: Any) -> str | None:
     plan = answer if isinstance(answer, recomputation.Plan) else recomputation.Plan(_items(answer))
     peak, again = plan.peak(recomputation.Chain.uniform(12)), int(plan.forwards().sum()) - 12
-    if peak > 6 or again > 14:
-        return f"It takes {peak:g} arrays and computes {again} layers again; 6 and 14 are allowed."
+    if peak > 6 or again > 20:
+        return f"It takes {peak:g} arrays and computes {again} layers again; 6 and 20 are allowed."
     return None
 
 
@@ -248,7 +248,8 @@ beat = Exercise(
     id="recomputation-beat",
     answer="my_plan",
     question="**Open.** The plan with 3 slots takes 6 arrays for 12 layers and computes 21 again. Write a plan that "
-    "computes at most 14 again in the same 6 arrays. Brackets are tuples: `[0 1] 2 [3]` is `((0, 1), 2, (3,))`.",
+    "computes fewer again in the same 6 arrays; how near to 14, the best there is, do you come? Brackets are tuples: "
+    "`[0 1] 2 [3]` is `((0, 1), 2, (3,))`.",
     hints=(
         "Two snapshots, and one layer at work, take 6 arrays with the two gradients. A layer without a bracket around "
         "it is held as a snapshot is, and never runs again.",
@@ -259,42 +260,5 @@ beat = Exercise(
 my_plan = ((0, 1, 2, 3), ((4, 5, 6), 7, 8), (9, 10), 11)
 """,
     wrong=_beat,
-    right="you found what dynamic programming finds: no plan with these brackets computes fewer again in 6 arrays.",
-)
-
-
-def _choose(answer: Any) -> str | None:
-    draw = np.random.default_rng(5)
-    for count in (2, 4, 6):
-        table = {f"policy {i}": tuple(map(float, draw.uniform(1, 99, 2))) for i in range(count)}
-        for budget in sorted(kept for kept, _ in table.values()):
-            best = min(again for kept, again in table.values() if kept <= budget)
-            chosen = answer(dict(table), budget + 0.001)
-            if chosen not in table:
-                return f"{chosen!r} is no policy of the table."
-            kept, again = table[chosen]
-            if kept > budget + 0.001:
-                return f"In {budget:.0f} MB you choose a policy that keeps {kept:.0f} MB."
-            if again > best:
-                return f"In {budget:.0f} MB you compute {again:.0f} % again, where {best:.0f} % would do."
-    return None
-
-
-choose = Exercise(
-    id="recomputation-choose",
-    answer="choose",
-    question="Write `choose`, the policy of a table that keeps at most `budget` megabytes and computes the least "
-    "again. `table[policy]` is the pair of megabytes kept and percent of a forward pass computed again; at least one "
-    "of them fits.",
-    hints=(
-        "First those that fit: [policy for policy in table if table[policy][0] <= budget].",
-        "min(…, key=lambda policy: table[policy][1]) finds the one with the least again.",
-    ),
-    code="""
-def choose(table, budget):
-    fitting = [policy for policy, (kept, again) in table.items() if kept <= budget]
-    return min(fitting, key=lambda policy: table[policy][1])
-""",
-    wrong=_choose,
-    right="no policy is the best one: the budget and the length of the sequence decide.",
+    right="fewer runs in the same memory. The picture has your score; no plan with these brackets is below 14.",
 )
