@@ -1,10 +1,12 @@
-"""Every scheme against a single worker's gradient, what is sent against formulas, schedules by their laws, checkpoints."""
+"""Every scheme against a single worker's gradient, bytes against formulas, schedules by their laws, checkpoints."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from dlscale import collectives
 from dlscale import parallel_training as room
 from dlscale.lab import devices, models, program
-from dlscale.parallel_training import checkpoint, pipeline, planning
+from dlscale.lab.processes import PeerLost
+from dlscale.parallel_training import command, pipeline, planning
 
 LAYERS = [models.dense("relu"), models.dense("relu"), models.dense()]
 WIDTHS = (6, 8, 4, 5)
@@ -38,7 +43,7 @@ def whole(rng, *shape):
 
 def network(seed=0, examples=8):
     rng = np.random.default_rng(seed)
-    params = [{"w": whole(rng, a, b), "b": whole(rng, b)} for a, b in zip(WIDTHS, WIDTHS[1:], strict=False)]
+    params = [{"w": whole(rng, a, b), "b": whole(rng, b)} for a, b in itertools.pairwise(WIDTHS)]
     return params, whole(rng, examples, WIDTHS[0]), whole(rng, examples, WIDTHS[-1])
 
 
@@ -209,7 +214,12 @@ def test_an_optimiser_of_chunks_is_that_of_the_whole():
 
 def block_params(heads=4, width=8, hidden=16, seed=0):
     rng = np.random.default_rng(seed)
-    shapes = {"query": (width, heads, 2), "key": (width, heads, 2), "value": (width, heads, 2), "out": (heads, 2, width)}
+    shapes = {
+        "query": (width, heads, 2),
+        "key": (width, heads, 2),
+        "value": (width, heads, 2),
+        "out": (heads, 2, width),
+    }
     shapes |= {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,), "scale": (width,)}
     return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
@@ -231,7 +241,10 @@ def test_two_layers_split_by_columns_and_rows_to_the_bit():
     for workers in (4,):
         split = room.split_within(params, workers)
         value, (own, of_x) = on_all(lambda p, x: jax.value_and_grad(f, (0, 1))(p, x, "w"), split, x, axes=(0, None))
-        same((value, (joined(own, params), of_x)), (copies(wanted[0], workers), (wanted[1][0], copies(wanted[1][1], workers))))
+        same(
+            (value, (joined(own, params), of_x)),
+            (copies(wanted[0], workers), (wanted[1][0], copies(wanted[1][1], workers))),
+        )
 
 
 def test_a_transformer_block_split_by_heads():
@@ -239,7 +252,9 @@ def test_a_transformer_block_split_by_heads():
     x, aim = (jnp.asarray(rng.normal(size=(3, 5, 8)), jnp.float32) for _ in range(2))
     f = lambda p, x, axis=None: ((room.block(p, x, axis) - aim) ** 2).mean()  # noqa: E731
     wanted, of_x = jit(jax.grad(f, (0, 1)))(params, x)
-    found, of_all = on_all(lambda p, x: jax.grad(f, (0, 1))(p, x, "w"), room.split_within(params, workers), x, axes=(0, None))
+    found, of_all = on_all(
+        lambda p, x: jax.grad(f, (0, 1))(p, x, "w"), room.split_within(params, workers), x, axes=(0, None)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), joined(found, params), wanted)
     np.testing.assert_allclose(of_all, copies(of_x, workers), rtol=1e-4, atol=1e-5)
 
@@ -256,7 +271,12 @@ def test_a_block_sends_two_sums_there_and_two_back():
     params, x = room.split_within(block_params(), 2), jax.ShapeDtypeStruct((3, 5, 8), "float32")
     own = jax.tree.map(lambda a: a[0], params)
     there = program.schedule(lambda p, x: room.block(p, x, "workers"), 2, own, x).sent().sum(0).max()
-    both = program.schedule(jax.grad(lambda p, x: room.block(p, x, "workers").sum(), (0, 1)), 2, own, x).sent().sum(0).max()
+    both = (
+        program.schedule(jax.grad(lambda p, x: room.block(p, x, "workers").sum(), (0, 1)), 2, own, x)
+        .sent()
+        .sum(0)
+        .max()
+    )
     size = 3 * 5 * 8 * 4
     assert there == 2 * size  # an all-reduce between two workers: half of the array, twice
     assert both == 4 * size
@@ -299,7 +319,9 @@ def test_a_table_obeys_its_laws(kind, stages, microbatches, chunks, backward):
     microbatches = microbatches * stages if kind == "interleaved" else microbatches
     found = pipeline.pipeline_schedule(kind, stages, microbatches, chunks, 1, backward)
     assert len(found.tasks) == 2 * stages * microbatches * chunks
-    ends, starts = ({(t.what, t.microbatch, t.chunk * stages + t.worker): t[side] for t in found.tasks} for side in (5, 4))
+    ends, starts = (
+        {(t.what, t.microbatch, t.chunk * stages + t.worker): t[side] for t in found.tasks} for side in (5, 4)
+    )
     last = stages * chunks - 1
     for what, m, place in ends:
         if what == pipeline.FORWARD and place:
@@ -309,7 +331,7 @@ def test_a_table_obeys_its_laws(kind, stages, microbatches, chunks, backward):
             assert starts[what, m, place] >= before
     for worker in range(stages):
         own = sorted((t.start, t.end) for t in found.tasks if t.worker == worker)
-        assert all(a[1] <= b[0] for a, b in zip(own, own[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
 
 
 @pytest.mark.parametrize("kind, stages, microbatches, chunks", PIPES)
@@ -372,7 +394,8 @@ def late(params, x, y, stages, rate, stash):
 @pytest.mark.parametrize("stash", [False, True])
 def test_pipelined_backpropagation_uses_weights_as_old_as_their_stage_says(stash):
     rng = np.random.default_rng(2)
-    params, x, y = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape) / 2, jnp.float32), deep(4, microbatches=7))
+    random = lambda a: jnp.asarray(rng.normal(size=a.shape) / 2, jnp.float32)  # noqa: E731
+    params, x, y = jax.tree.map(random, deep(4, microbatches=7))
     table = pipeline.pipeline_schedule("pipelined", 4, 7)
     run = pipeline.pipeline(LAYERS[0], square, table, "w", rate=0.05, stash=stash)
     losses, found = on_all(run, pipeline.stage_params(params, table), x, y, axes=(0, None, None))
@@ -384,7 +407,7 @@ def test_pipelined_backpropagation_uses_weights_as_old_as_their_stage_says(stash
 def test_pipelines_that_cannot_work():
     table = pipeline.pipeline_schedule("gpipe", 4, 8)
     params, x, y = deep(2)
-    with pytest.raises(ValueError, match="4 stages are more than the 2 layers"):
+    with pytest.raises(ValueError, match="2 layers are fewer than 4 stages"):
         pipeline.stage_params(params, table)
     with pytest.raises(ValueError, match="6 layers do not divide among 4"):
         pipeline.stage_params(deep(6)[0], table)
@@ -404,27 +427,36 @@ def test_pipelines_that_cannot_work():
 
 # Plans
 
+HYBRID = Cells("09_parallel_training")
+HYBRID.update(planning=planning)
+HYBRID.run("parallel-hybrid-hand")
 
-@pytest.mark.parametrize("name, parameters", [("AlexNet", 61_100_840), ("VGG-16", 138_357_544), ("ResNet-50", 25_557_032)])
+
+@pytest.mark.parametrize(
+    "name, parameters", [("AlexNet", 61_100_840), ("VGG-16", 138_357_544), ("ResNet-50", 25_557_032)]
+)
 def test_networks_have_as_many_parameters_as_their_papers_say(name, parameters):
     layers = planning.NETWORKS[name]()
     assert sum(layer.parameters for layer in layers) == parameters
 
 
 @settings(max_examples=20)
-@given(st.lists(st.tuples(*[st.integers(1, 1000)] * 3), min_size=1, max_size=6), st.integers(1, 9), st.integers(1, 50))
-def test_the_best_split_is_the_best_of_all(sizes, workers, examples):
+@given(st.lists(st.tuples(*[st.integers(1, 1000)] * 3), min_size=1, max_size=5), st.integers(1, 9), st.integers(1, 50))
+def test_the_notebooks_best_split_is_the_best_of_all(sizes, workers, examples):
     layers = [planning.LayerSize("", "dense", *size, 1.0) for size in sizes]
-    found, best = (f(layers, workers, workers * examples) for f in (planning.best_split, planning.every_split))
-    assert found[0] == pytest.approx(best[0])
-    assert planning.split_bytes(layers, found[1], workers, workers * examples) == pytest.approx(best[0])
+    sent, ways = HYBRID["best_split_by_hand"](layers, workers, workers * examples)
+    cost = functools.partial(planning.split_bytes, layers, workers=workers, batch=workers * examples)
+    every = itertools.product(("data", "model"), repeat=len(layers))
+    assert sent == pytest.approx(cost(ways)) == pytest.approx(min(map(cost, every)))
 
 
-@pytest.mark.parametrize("ways, sent", [(("data",) * 2, 2), (("model",) * 2, 3), (("model", "data"), 4), (("data", "model"), 3)])
+@pytest.mark.parametrize(
+    "ways, sent", [(("data",) * 2, 2), (("model",) * 2, 3), (("model", "data"), 4), (("data", "model"), 3)]
+)
 def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
     """Between two workers, each collective by name: sums, gathers and all-to-alls of a layer by that way."""
-    layers, batch, count = [planning.LayerSize("", "dense", 24, 8, 12, 1.0), planning.LayerSize("", "dense", 36, 12, 6, 1.0)], 4, []
-    before = "data"
+    layers = [planning.LayerSize("", "dense", 24, 8, 12, 1.0), planning.LayerSize("", "dense", 36, 12, 6, 1.0)]
+    batch, count, before = 4, [], "data"
     for i, (layer, way) in enumerate(zip(layers, ways, strict=True)):
         numbers = batch * layer.inputs
         if way == "data":
@@ -434,17 +466,17 @@ def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
             count += [("all_gather", (numbers // 2,))] + [("reduce_scatter", (2, numbers // 2))] * (i > 0)
         before = way
     assert len(count) == sent
-    sizes = [collectives.schedule(None if name == "none" else {"all_to_all": "pairwise"}.get(name, "ring"), 2, shape, collective=name)
-             for name, shape in count]  # fmt: skip
+    ways_of = {"all_to_all": "pairwise"}
+    sizes = [collectives.schedule(ways_of.get(name, "ring"), 2, shape, collective=name) for name, shape in count]
     assert sum(s.sent().sum(0).max() for s in sizes) == planning.split_bytes(layers, ways, 2, batch)
 
 
 def test_messages_wait_for_gradients_and_for_each_other():
     seconds = lambda size: 1 + size  # noqa: E731
     alone = planning.messages([1, 2, 3], [1, 2, 10], 0, seconds)
-    assert alone == [(1, 1, 1, 3), (2, 2, 3, 6), (3, 10, 10, 14)]
-    assert planning.messages([1, 2, 3], [1, 2, 10], math.inf, seconds) == [(6, 10, 10, 17)]
-    assert planning.messages([1, 2, 3], [1, 2, 10], 3, seconds) == [(3, 2, 2, 6), (3, 10, 10, 14)]
+    assert alone == [(1, 1, 3), (2, 3, 6), (3, 10, 14)]
+    assert planning.messages([1, 2, 3], [1, 2, 10], math.inf, seconds) == [(6, 10, 17)]
+    assert planning.messages([1, 2, 3], [1, 2, 10], 3, seconds) == [(3, 2, 6), (3, 10, 14)]
     with pytest.raises(ValueError, match="a size and a time"):
         planning.messages([1], [], 0, seconds)
 
@@ -456,8 +488,8 @@ PARAMS = {"w": np.arange(6.0, dtype=np.float32).reshape(2, 3), "b": np.ones(3, n
 
 
 def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
-    checkpoint.save(tmp_path / "sub" / "last", 7, PARAMS, ABOUT)
-    step, found = checkpoint.load(tmp_path / "sub" / "last", PARAMS, ABOUT)
+    command.save(tmp_path / "sub" / "last", 7, PARAMS, ABOUT)
+    step, found = command.load(tmp_path / "sub" / "last", PARAMS, ABOUT)
     assert step == 7
     same(found, PARAMS)
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["last"]
@@ -466,30 +498,109 @@ def test_a_checkpoint_comes_back_to_the_bit(tmp_path):
 @pytest.mark.parametrize("cut", [0, 10, 40, 200])
 def test_half_a_checkpoint_is_never_read(tmp_path, cut):
     path = tmp_path / "last"
-    checkpoint.save(path, 7, PARAMS, ABOUT)
+    command.save(path, 7, PARAMS, ABOUT)
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(checkpoint.Unusable, match="not whole"):
-        checkpoint.load(path, PARAMS, ABOUT)
+    with pytest.raises(command.Unusable, match="not whole"):
+        command.load(path, PARAMS, ABOUT)
 
 
 def test_a_death_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path = tmp_path / "last"
-    checkpoint.save(path, 7, PARAMS, ABOUT)
+    command.save(path, 7, PARAMS, ABOUT)
 
     def die(number):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint.os, "fsync", die)
+    monkeypatch.setattr(command.os, "fsync", die)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(path, 8, PARAMS, ABOUT)
-    assert checkpoint.load(path, PARAMS, ABOUT)[0] == 7
+        command.save(path, 8, PARAMS, ABOUT)
+    assert command.load(path, PARAMS, ABOUT)[0] == 7
 
 
 def test_a_checkpoint_of_something_else_is_an_error(tmp_path):
-    checkpoint.save(tmp_path / "last", 7, PARAMS, ABOUT)
-    with pytest.raises(checkpoint.Unusable, match="hidden 8, not 16"):
-        checkpoint.load(tmp_path / "last", PARAMS, ABOUT | {"hidden": 16})
-    with pytest.raises(checkpoint.Unusable, match="another model"):
-        checkpoint.load(tmp_path / "last", {"w": PARAMS["w"]}, ABOUT)
+    command.save(tmp_path / "last", 7, PARAMS, ABOUT)
+    with pytest.raises(command.Unusable, match="hidden 8, not 16"):
+        command.load(tmp_path / "last", PARAMS, ABOUT | {"hidden": 16})
+    with pytest.raises(command.Unusable, match="another model"):
+        command.load(tmp_path / "last", {"w": PARAMS["w"]}, ABOUT)
     with pytest.raises(FileNotFoundError):
-        checkpoint.load(tmp_path / "none", PARAMS, ABOUT)
+        command.load(tmp_path / "none", PARAMS, ABOUT)
+
+
+# The command
+
+
+def test_a_killed_group_goes_on_with_another_split_to_the_loss_of_one_process(tmp_path):
+    told, pids = [], {}
+    options = {"steps": 30, "every": 10, "checkpoint": tmp_path}
+    with pytest.raises(PeerLost, match=r"Process 1 .* was ended by SIGKILL"):
+        for message in command.training(2, command.order(model=2, **options)):
+            if "joined" in message:
+                pids[message["joined"][0]] = message["pid"]
+            if message.get("step") == 20:
+                os.kill(pids[1], signal.SIGKILL)
+            told.append(message)
+    assert {message["step"]: message["loss"] for message in told if "step" in message}.keys() >= {10, 20}
+    resumed = [*command.training(1, command.order(**options))]
+    assert [message["step"] for message in resumed if "step" in message][-1] == 30
+    result = resumed[-1]["result"]
+    assert result["loss"] == pytest.approx(result["alone"], abs=1e-5)
+    with pytest.raises(command.Unusable, match=r"rate 0\.1, not 0\.2"):
+        next(command.training(1, command.order(rate=0.2, **options)))
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ({"batch": 65, "data": 2}, "batch 65 does not divide by data 2"),
+        ({"hidden": 65, "model": 2}, "hidden 65 does not divide by model 2"),
+        ({"steps": 30}, "steps 30 does not divide by every 20"),
+        ({"data": 0}, "data must be a whole number of at least 1"),
+        ({"rate": math.nan}, "rate must be a finite number"),
+    ],
+)
+def test_impossible_orders(options, why):
+    with pytest.raises(ValueError, match=why):
+        command.order(**options)
+
+
+def test_the_command_names_what_is_wrong(capsys):
+    for arguments, why in (
+        (["--processes", "3"], "1 × 1 processes are needed, not 3"),
+        (["--every", "7"], "steps 100"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command.main(arguments)
+        assert why in capsys.readouterr().err
+
+
+# What the notebook suggests
+
+
+def test_another_algorithm_by_hand():
+    cells = Cells("09_parallel_training", {'"ring")': '"butterfly")'})
+    cells.update(jax=jax, collectives=collectives, ravel_pytree=ravel_pytree)
+    cells.run("parallel-data-hand")
+    (params, x, y), f = network(), cells["data_parallel_by_hand"]
+    found = on_all(lambda *own: f(loss, *own, "w"), copies(params, 4), room.shares(x, 4), room.shares(y, 4))
+    same(found, copies(jit(jax.value_and_grad(loss))(params, x, y), 4))
+
+
+def test_without_the_checkpoint_a_third_of_the_bytes_is_not_sent():
+    params, x, y = network()
+    sent = []
+    for changes in ({}, {"@jax.checkpoint ": ""}):
+        cells = Cells("09_parallel_training", changes)
+        cells.update(jax=jax, parallel=room, LAYERS=LAYERS, params=params, square=square)
+        cells.run("parallel-zero-hand")
+        f = jax.grad(lambda *own, f=cells["sharded_by_hand"]: f(*own, "workers"))
+        sent.append(
+            program.schedule(f, 4, [room.chunks(own, 4)[0] for own in params], x[:2], y[:2]).sent().sum(0).max()
+        )
+    assert sent[1] == sent[0] * 2 / 3
+
+
+def test_the_other_suggestions():
+    _, ways = HYBRID["best_split_by_hand"](planning.vgg16(), 8, 1024)
+    assert ways.count("model") and "data" not in ways[ways.index("model") :]
+    assert pipeline.pipeline_schedule("1f1b", 64, 64).bubble == pytest.approx(63 / 127)

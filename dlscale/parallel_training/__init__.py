@@ -62,7 +62,9 @@ def _scattered(x: Array, axis_name: str) -> Array:
 
 copied.defvjp(lambda x, axis_name: (x, None), lambda axis_name, _, g: (summed(g, axis_name),))
 added.defvjp(lambda x, axis_name: (summed(x, axis_name), None), lambda axis_name, _, g: (g,))
-gathered.defvjp(lambda part, axis_name: (gathered(part, axis_name), None), lambda axis_name, _, g: (_scattered(g, axis_name),))
+gathered.defvjp(
+    lambda part, axis_name: (gathered(part, axis_name), None), lambda axis_name, _, g: (_scattered(g, axis_name),)
+)
 
 
 # Examples split: data parallel
@@ -94,16 +96,14 @@ def chunks(params: Tree, workers: int) -> Array:
 
 def unchunked(flat: Array, like: Tree) -> Tree:
     """The layer whose numbers these are, in the order of `chunks`; `like` has its shapes."""
-    leaves, tree = jax.tree.flatten(like)
-    ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])
-    pieces = jnp.split(flat[: int(ends[-1])] if leaves else flat, ends[:-1]) if leaves else []
-    return tree.unflatten([piece.reshape(leaf.shape) for piece, leaf in zip(pieces, leaves, strict=True)])
+    zeros, unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
+    return unravel(flat[: zeros.size])
 
 
 def sharded_loss(
     layers: Sequence[Layer], loss: Loss, shapes: Sequence[Params], stage: int, axis_name: str
 ) -> Callable[[list[Array], Array, Array], Array]:
-    """The mean loss of a worker's own examples as a function of flat parameters: whole ones in stage 1, else its chunks.
+    """The mean loss of a worker's own examples, of flat parameters: whole ones in stage 1, else its chunks.
 
     In stage 2 each layer's are gathered, and stay for the way back; in stage 3 they are forgotten and gathered again.
     """
@@ -134,18 +134,17 @@ def sharded(
     value = sharded_loss(layers, loss, shapes, stage, axis_name)
 
     def gradient(parts: list[Array], x: Array, y: Array) -> tuple[Array, list[Array]]:
-        workers = lax.axis_size(axis_name)
         whole = [gathered(part, axis_name) for part in parts] if stage == 1 else parts
         mean, found = jax.value_and_grad(value)(whole, x, y)
         found = [_scattered(g, axis_name) for g in found] if stage == 1 else found
-        return summed(mean, axis_name) / workers, [g / workers for g in found]
+        return jax.tree.map(lambda a: a / lax.axis_size(axis_name), (summed(mean, axis_name), found))
 
     return gradient
 
 
 # Layers split: tensor parallel
 
-SPLIT = {"w1": 1, "b1": 0, "w2": 0, "query": 1, "key": 1, "value": 1, "out": 0}  # the axis; what else is there is copied
+SPLIT = {"w1": 1, "b1": 0, "w2": 0, "query": 1, "key": 1, "value": 1, "out": 0}  # the axis; others are copied
 
 
 def split_within(params: Params, workers: int) -> Params:
@@ -154,14 +153,14 @@ def split_within(params: Params, workers: int) -> Params:
     Raises ValueError if a layer's numbers or heads do not divide.
     """
 
-    def one(name: str, array: Array) -> Array:
+    def one(name: str, array: np.ndarray) -> np.ndarray:
         axis = SPLIT.get(name)
         if axis is None:
-            return jnp.stack([array] * workers)
+            return np.stack([array] * workers)
         if array.shape[axis] % workers:
             what = "heads" if name in ("query", "key", "value", "out") else "hidden units"
             raise ValueError(f"{array.shape[axis]} {what} do not divide among {workers} workers.")
-        return jnp.stack(jnp.split(array, workers, axis))
+        return np.stack(np.split(array, workers, axis))
 
     checks.whole("workers", workers)
     return {name: one(name, array) for name, array in params.items()}
@@ -174,9 +173,9 @@ def two_layers(own: Params, x: Array, axis_name: Axis = None) -> Array:
 
 
 def attention(own: Params, x: Array, axis_name: Axis = None) -> Array:
-    """Attention of x (examples, tokens, width) to itself; query, key, value (width, heads, size), out (heads, size, width).
+    """Attention of x (examples, tokens, width) to itself; each worker has some of the heads.
 
-    Each worker has some of the heads.
+    query, key, value (width, heads, size), out (heads, size, width).
     """
     x = copied(x, axis_name)
     query, key, value = (jnp.einsum("btw,whs->bhts", x, own[name]) for name in ("query", "key", "value"))

@@ -10,11 +10,13 @@ import argparse
 import contextlib
 import functools
 import hashlib
+import io
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,66 @@ from jax.sharding import PartitionSpec
 from dlscale import parallel_training as parallel
 from dlscale.collectives import measuring
 from dlscale.lab import checks, data, devices
+from dlscale.lab.models import Params
 from dlscale.lab.processes import PeerLost, peers, serve
 from dlscale.lab.train import LOSSES
-from dlscale.parallel_training import checkpoint
 
 ABOUT = """Train a small network on real digits, its batch split among --data groups, its hidden units among the --model
 processes of each. The loss is that of one process, up to the order of sums."""
-DETAILS = """With --checkpoint, the same command goes on after any kill, also with another split: checkpoints are whole. All
-processes must see that folder. Processes of one machine share its cores, so that examples per second say nothing about a
-network. Started by srun, mpirun or an indexed job of Kubernetes, leave --processes out; what DLSCALE_COORDINATOR and
-DLSCALE_PROCESSES are for, tells `python -m dlscale measure --help`. Exit status: 0; 1 if a process was lost; 2 for
-impossible options and checkpoints that cannot be used."""
+DETAILS = """With --checkpoint, the same command goes on after any kill, also with another split: checkpoints are whole.
+All processes must see that folder. Processes of one machine share its cores, so that examples per second say nothing
+about a network. Started by srun, mpirun or an indexed job of Kubernetes, leave --processes out; what
+DLSCALE_COORDINATOR and DLSCALE_PROCESSES are for, tells `python -m dlscale measure --help`. Exit status: 0; 1 if a
+process was lost; 2 for impossible options and checkpoints that cannot be used."""
 FILE = "training.npz"
+
+
+# Checkpoints: one file, written whole or not at all, and read only if it is whole and fits
+
+
+class Unusable(ValueError):
+    """A checkpoint that is not whole, or of another training; the message says which."""
+
+
+def save(path: Path, step: int, params: Params, about: Mapping[str, Any]) -> None:
+    """Write the step, the parameters (whole, not split) and what they belong to, with a hash, over an older file.
+
+    It is written under another name and then renamed, which is one act of the file system: whoever looks finds the
+    old file or the new one, never half of one.
+    """
+    named = {jax.tree_util.keystr(key): np.asarray(leaf) for key, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    memory = io.BytesIO()
+    np.savez(memory, **named, about=np.array(json.dumps({**about, "step": step}, sort_keys=True)))
+    content = memory.getvalue()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+    with unfinished.open("wb") as file:
+        file.write(hashlib.sha256(content).digest() + content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def load(path: Path, like: Params, about: Mapping[str, Any]) -> tuple[int, Params]:
+    """The step and the parameters, in the form of `like`, for any split. Raises Unusable, and FileNotFoundError."""
+    digest, content = (whole := path.read_bytes())[:32], whole[32:]
+    if hashlib.sha256(content).digest() != digest:
+        raise Unusable(f"{path.name} is not whole: its hash is another. Delete it, or begin elsewhere.")
+    with np.load(io.BytesIO(content)) as file:
+        stored = {name: file[name] for name in file.files}
+    told = json.loads(str(stored.pop("about")))
+    step = told.pop("step")
+    if different := [name for name in {**told, **about} if told.get(name) != about.get(name)]:
+        pairs = ", ".join(f"{name} {told.get(name)!r}, not {about.get(name)!r}" for name in sorted(different))
+        raise Unusable(f"{path.name} belongs to another training: {pairs}.")
+    names = [jax.tree_util.keystr(key) for key, _ in jax.tree_util.tree_leaves_with_path(like)]
+    leaves = jax.tree.leaves(like)
+    if {n: s.shape for n, s in stored.items()} != {n: a.shape for n, a in zip(names, leaves, strict=True)}:
+        raise Unusable(f"{path.name} is of another model: {', '.join(stored)}.")
+    return step, jax.tree.structure(like).unflatten([stored[name] for name in names])
+
+
+# Training
 
 
 def order(**options: Any) -> dict[str, Any]:
@@ -69,7 +119,7 @@ def training(count: int | None, what: dict[str, Any], timeout: float = 120) -> I
         folder = Path(what["checkpoint"]).absolute()
         what = what | {"checkpoint": str(folder)}
         with contextlib.suppress(FileNotFoundError):  # what cannot be used is told before anything is started
-            checkpoint.load(folder / FILE, _start(what), _about(what))
+            load(folder / FILE, _start(what), _about(what))
     with contextlib.closing(peers(__name__, count, {"what": what}, timeout)) as messages:
         for _, message in messages:
             if "done" not in message:
@@ -130,7 +180,7 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     if what["checkpoint"] is not None:
         path = Path(what["checkpoint"], FILE)
         with contextlib.suppress(FileNotFoundError):
-            first, params = checkpoint.load(path, params, _about(what))
+            first, params = load(path, params, _about(what))
 
     of_model, everywhere = PartitionSpec("model"), PartitionSpec()
     inside = _steps(what, split=True)
@@ -153,7 +203,7 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
         done = step + what["every"]
         if jax.process_index() == 0:
             if path:
-                checkpoint.save(path, done, params, _about(what))
+                save(path, done, params, _about(what))
             say(step=done, loss=float(np.asarray(losses.addressable_shards[0].data)[-1]))
     if jax.process_index() == 0 or "coordinator" not in order:
         say(result=_result(what, params, x, y, seconds[1:] or seconds, _sending(what, own, mesh)))
@@ -223,7 +273,8 @@ def options() -> argparse.ArgumentParser:
 
     add("--processes", "start so many on this machine; without a launcher data × model", None, type=int, metavar="N")
     for name, meaning, default in (
-        ("data", "groups among which each batch is split", 1), ("model", "processes of a group, among which hidden units are", 1),
+        ("data", "groups among which each batch is split", 1),
+        ("model", "processes of a group, among which hidden units are split", 1),
         ("steps", "of training", 100), ("batch", "examples of a step, in all", 64), ("hidden", "units", 64),
         ("every", "steps between two checkpoints and lines", 20), ("seed", "of weights and batches", 0),
     ):  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,7 @@ def _order(kind: str, stages: int, microbatches: int, chunks: int, worker: int) 
     if kind != "interleaved":
         there, back = ([(what, m, 0) for m in range(count)] for what in (FORWARD, BACKWARD))
     ahead = stages - 1 - worker  # how many more are on their way than have come back
-    first = {"gpipe": count, "interleaved": 2 * ahead + (chunks - 1) * stages}.get(kind, ahead)
-    first = min(first, count)
+    first = min(count, {"gpipe": count, "interleaved": 2 * ahead + (chunks - 1) * stages}.get(kind, ahead))
     steady = [task for pair in zip(there[first:], back, strict=False) for task in pair]
     return [*there[:first], *steady, *back[count - first :]]
 
@@ -106,17 +105,14 @@ def pipeline_schedule(
     if kind == "interleaved" and microbatches % stages:
         raise ValueError(f'"interleaved" needs a multiple of {stages} micro-batches, not {microbatches}.')
     waiting = [_order(kind, stages, microbatches, chunks, worker) for worker in range(stages)]
-    length, done, tasks = {FORWARD: forward, BACKWARD: backward}, {}, []
-    free = [0.0] * stages
+    length, done, free, tasks = {FORWARD: forward, BACKWARD: backward}, {}, [0.0] * stages, []
     while any(waiting):
-        before = len(tasks)
         for worker, todo in enumerate(waiting):
             while todo:
                 what, m, c = todo[0]
                 place, last = c * stages + worker, chunks * stages - 1
-                if what == FORWARD:
-                    needs = [(FORWARD, m, place - 1)] if place else []
-                else:
+                needs = [(FORWARD, m, place - 1)] if place else []
+                if what == BACKWARD:
                     needs = [(BACKWARD, m, place + 1) if place < last else (FORWARD, m, place)]
                 if not all(need in done for need in needs):
                     break
@@ -124,7 +120,6 @@ def pipeline_schedule(
                 free[worker] = done[what, m, place] = start + length[what]
                 tasks.append(Task(worker, what, m, c, start, free[worker]))
                 todo.pop(0)
-        assert len(tasks) > before, "each worker waits for another one"
     return Schedule(kind, stages, microbatches, chunks, tuple(tasks))
 
 
@@ -137,12 +132,11 @@ def stage_params(params: Params, schedule: Schedule) -> Params:
     Raises ValueError if there are more stages than layers, or if they do not divide.
     """
     layers, parts = len(jax.tree.leaves(params)[0]), schedule.stages * schedule.chunks
-    if parts > layers:
-        raise ValueError(f"{parts} stages are more than the {layers} layers: choose at most {layers}.")
     if layers % parts:
-        raise ValueError(f"{layers} layers do not divide among {parts} stages.")
-    cut = jax.tree.map(lambda a: a.reshape(schedule.chunks, schedule.stages, layers // parts, *a.shape[1:]), params)
-    return jax.tree.map(lambda a: a.swapaxes(0, 1), cut)
+        how = "are fewer than" if layers < parts else "do not divide among"
+        raise ValueError(f"{layers} layers {how} {parts} stages: choose a number that divides {layers}.")
+    shape = schedule.chunks, schedule.stages, layers // parts
+    return jax.tree.map(lambda a: a.reshape(*shape, *a.shape[1:]).swapaxes(0, 1), params)
 
 
 def whole_params(own: Params) -> Params:
@@ -180,9 +174,8 @@ def pipeline(
             raise ValueError(f"The table is for {stages} stages and {count} micro-batches, not for these.")
 
         def through(back: Params, there: Params, h: Array) -> Array:
-            if rate is None:
-                return lax.scan(lambda h, p: (layer(p, h), None), h, back)[0]
-            return lax.scan(lambda h, two: (mixed(layer, *two, h), None), h, (there, back))[0]
+            one = layer if rate is None else lambda two, h: mixed(layer, *two, h)
+            return lax.scan(lambda h, p: (one(p, h), None), h, back if rate is None else (there, back))[0]
 
         def at(tree: Params, *place: Array) -> Params:
             return jax.tree.map(lambda a: a[place], tree)
@@ -191,24 +184,20 @@ def pipeline(
             return buffer.at[place].set(jnp.where(good, arrived, buffer[place]))
 
         def slot(carry: tuple, row: Array) -> tuple[tuple, None]:
-            own, old, inputs, gradients, total, losses = carry
+            changed, old, inputs, gradients, losses = carry  # changed are sums of gradients, or parameters
             what, m, c = row[me]
-            going, coming = what == FORWARD, what == BACKWARD
-            final = (me == stages - 1) & (c == chunks - 1)
-            mine = at(own, c)
-            there = mine
+            final, coming = (me == stages - 1) & (c == chunks - 1), what == BACKWARD
+            there = mine = at(own if rate is None else changed, c)
             if rate is not None:
-                old = jax.tree.map(lambda a, b: store(a, b, going, c, m % kept), old, mine)
+                old = jax.tree.map(lambda a, b: store(a, b, what == FORWARD, c, m % kept), old, mine)
                 there = at(old, c, m % kept)
             back = there if stash else mine
             result, pull = jax.vjp(lambda back, h: through(back, there, h), back, inputs[c, m])
             value, start = jax.value_and_grad(loss)(result, y[m])
             found, onward = pull(jnp.where(final, start, gradients[c, m]))
             losses = store(losses, value, coming & final, m)
-            if rate is None:
-                total = jax.tree.map(lambda a, g: a.at[c].add(jnp.where(coming, g, 0)), total, found)
-            else:
-                own = jax.tree.map(lambda a, g: a.at[c].add(jnp.where(coming, -rate * g, 0)), own, found)
+            by = jnp.where(coming, 1 / count if rate is None else -rate, 0)
+            changed = jax.tree.map(lambda a, g: a.at[c].add(jnp.where(coming, by * g, 0)), changed, found)
             # what the neighbours did tells what it is that came from them
             kind, m, c = row[(me - 1) % stages]
             c = c + (me == 0)
@@ -216,12 +205,13 @@ def pipeline(
             kind, m, c = row[(me + 1) % stages]
             c = c - (me == stages - 1)
             gradients = store(gradients, send(onward, -1), (kind == BACKWARD) & (c >= 0), c, m)
-            return (own, old, inputs, gradients, total, losses), None
+            return (changed, old, inputs, gradients, losses), None
 
         empty = jnp.zeros((chunks, *x.shape), x.dtype)
         old = jax.tree.map(lambda a: jnp.stack([a] * kept, 1), own) if rate is not None else None
-        carry = own, old, empty.at[0].set(x), empty, jax.tree.map(jnp.zeros_like, own), jnp.zeros(count, x.dtype)
-        own, _, _, _, total, losses = lax.scan(slot, carry, table)[0]
-        return (losses.mean(), jax.tree.map(lambda g: g / count, total)) if rate is None else (losses, own)
+        changed = jax.tree.map(jnp.zeros_like, own) if rate is None else own
+        carry = changed, old, empty.at[0].set(x), empty, jnp.zeros(count, x.dtype)
+        changed, *_, losses = lax.scan(slot, carry, table)[0]
+        return (losses.mean() if rate is None else losses), changed
 
     return run

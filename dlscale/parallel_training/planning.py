@@ -1,16 +1,13 @@
-"""What to split, and when to send: layer tables of real networks, the best split of each layer, messages that overlap.
+"""What to split, and when to send: layer tables of real networks, what a split of them sends, messages that overlap.
 
 Sizes are bytes, times seconds. A number takes four bytes.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-from dlscale.lab import checks
 
 NUMBER = 4  # bytes, float32
 
@@ -32,8 +29,7 @@ def _dense(name: str, inputs: int, outputs: int) -> LayerSize:
 
 def _conv(name: str, side: int, k: int, stride: int, channels: int, out: int, norm: bool = False) -> LayerSize:
     """Of images side × side, padded so that only the stride makes them smaller; with `norm`, no bias but batch norm."""
-    after, weights = -(-side // stride), k * k * channels * out
-    extra = 2 * out if norm else out
+    after, weights, extra = -(-side // stride), k * k * channels * out, (2 if norm else 1) * out
     return LayerSize(name, "conv", weights + extra, side**2 * channels, after**2 * out, 2.0 * weights * after**2)
 
 
@@ -47,10 +43,9 @@ def alexnet() -> list[LayerSize]:
 
 def vgg16() -> list[LayerSize]:
     """Configuration D of Simonyan & Zisserman 2014 (arXiv:1409.1556)."""
-    widths = [64, 64, 128, 128, 256, 256, 256, *[512] * 6]
-    sides = [224, 224, 112, 112, *[56] * 3, *[28] * 3, *[14] * 3]
-    layers = zip(sides, [3, *widths], widths, strict=False)
-    convs = [_conv(f"conv{i}", side, 3, 1, a, b) for i, (side, a, b) in enumerate(layers, 1)]
+    sizes = [(224, 64)] * 2 + [(112, 128)] * 2 + [(56, 256)] * 3 + [(28, 512)] * 3 + [(14, 512)] * 3
+    shapes = [(side, 3, 1, before, out) for (side, out), (_, before) in zip(sizes, [(0, 3), *sizes], strict=False)]
+    convs = [_conv(f"conv{i}", *shape) for i, shape in enumerate(shapes, 1)]
     return [*convs, _dense("fc14", 7 * 7 * 512, 4096), _dense("fc15", 4096, 4096), _dense("fc16", 4096, 1000)]
 
 
@@ -80,9 +75,8 @@ DATA, MODEL = "data", "model"
 def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: int, first: bool = False) -> float:
     """Bytes that each worker sends in a step for a layer, and for what comes in; `batch` examples in all.
 
-    By "data": the gradient's all-reduce. By "model" each worker has some outputs, for all examples: it gathers what comes
-    in, and the gradients of that are added and scattered. Where a layer by data follows one by model, both ways are an
-    all-to-all: each worker has all examples' share of the numbers, and needs all numbers of its share of the examples.
+    By "data": the gradient's all-reduce. By "model" each worker has some outputs, for all examples: it gathers what
+    comes X
     """
     part, numbers = (workers - 1) / workers, batch * layer.inputs * NUMBER
     if way == MODEL:
@@ -97,46 +91,17 @@ def split_bytes(layers: Sequence[LayerSize], ways: Sequence[str], workers: int, 
     return sum(layer_bytes(layer, before, way, workers, batch, i == 0) for i, (layer, before, way) in steps)
 
 
-def best_split(layers: Sequence[LayerSize], workers: int, batch: int) -> tuple[float, tuple[str, ...]]:
-    """The fewest bytes, and the split that sends them, by dynamic programming over the layers."""
-    checks.whole("workers", workers), checks.whole("batch", batch)
-    best: dict[str, tuple[float, tuple[str, ...]]] = {DATA: (0.0, ())}
-    for i, layer in enumerate(layers):
-        best = {
-            way: min(
-                (sent + layer_bytes(layer, before, way, workers, batch, i == 0), (*ways, way))
-                for before, (sent, ways) in best.items()
-            )
-            for way in (DATA, MODEL)
-        }
-    return min(best.values())
-
-
-def every_split(layers: Sequence[LayerSize], workers: int, batch: int) -> tuple[float, tuple[str, ...]]:
-    """The same, by trying all."""
-    ways = itertools.product((DATA, MODEL), repeat=len(layers))
-    return min((split_bytes(layers, one, workers, batch), one) for one in ways)
-
-
 # When gradients are sent
-
-
-class Sent(NamedTuple):
-    """A message: the bytes, when its last gradient is there, when it is sent, and when all workers have the sum."""
-
-    bytes: int
-    ready: float
-    start: float
-    end: float
 
 
 def messages(
     sizes: Sequence[int], ready: Sequence[float], threshold: float, seconds: Callable[[float], float]
-) -> list[Sent]:
-    """Gradients, in the order in which backpropagation makes them, joined until they have `threshold` bytes.
+) -> list[tuple[int, float, float]]:
+    """(bytes, when sent, when all have the sum) of gradients, in the order in which backpropagation makes them, joined
+    until they have `threshold` bytes.
 
-    An all-reduce of n bytes takes `seconds(n)`; they follow one another. With a threshold of 0 each gradient goes alone,
-    with `math.inf` all go together, at the end.
+    An all-reduce of n bytes takes `seconds(n)`; they follow one another. With a threshold of 0 each goes alone, with
+    `math.inf` all go together, at the end.
     """
     if len(sizes) != len(ready) or not len(sizes) or math.isnan(threshold):
         raise ValueError("Each gradient needs a size and a time, and the threshold must be a number.")
@@ -146,6 +111,6 @@ def messages(
         if waiting >= threshold or number == len(sizes):
             start = max(there, free)
             free = start + seconds(waiting)
-            sent.append(Sent(waiting, there, start, free))
+            sent.append((waiting, start, free))
             waiting = 0
     return sent
