@@ -137,17 +137,16 @@ def test_every_stage_of_zero_gives_the_single_gradient(stage):
 
 
 EVERYWHERE = """
-import jax, numpy as np
 import test_parallel_training as here
 here.devices.emulate(4)
-for run, axis in ((here.on_mesh, "workers"), (here.on_devices, "w")):
-    found = here.zero(3, 4, *here.network(), run, axis)
-    here.same(found, here.zero(3, 4, *here.network()))
-    params, x, y = here.deep()
-    table = here.pipeline.pipeline_schedule("interleaved", 4, 8, 2)
-    own = here.pipeline.stage_params(params, table), here.copies(x, 4), here.copies(y, 4)
-    pipe = lambda axis: here.pipeline.pipeline(here.LAYERS[0], here.square, table, axis)
-    here.same(run(pipe(axis), *own), here.on_all(pipe("w"), *own))
+params, x, y = here.network()
+found = here.zero(3, 4, params, x, y, here.on_mesh, "workers")[1]
+here.same(found, here.jit(here.jax.grad(here.loss))(params, x, y))
+params, x, y = here.deep()
+table = here.pipeline.pipeline_schedule("interleaved", 4, 8, 2)
+run = here.pipeline.pipeline(here.LAYERS[0], here.square, table, "w")
+found = here.on_devices(run, here.pipeline.stage_params(params, table), here.copies(x, 4), here.copies(y, 4))[1]
+here.same(here.pipeline.whole_params(found), here.single_gradient(params, x, y)[1])
 """
 
 
@@ -359,14 +358,18 @@ def total(params, x, y):
     return square(x, y)
 
 
+def single_gradient(params, x, y):
+    """Of the mean over the micro-batches."""
+    return jit(jax.value_and_grad(lambda p: jax.vmap(functools.partial(total, p))(x, y).mean()))(params)
+
+
 @pytest.mark.parametrize("kind, stages, microbatches, chunks", [PIPES[0], *PIPES[2:4]])
 def test_the_table_drives_a_program_that_gives_the_single_gradient(kind, stages, microbatches, chunks):
     params, x, y = deep(microbatches=max(microbatches, 4))
     table = pipeline.pipeline_schedule(kind, stages, len(x), chunks)
     run = pipeline.pipeline(LAYERS[0], square, table, "w")
     value, found = on_all(run, pipeline.stage_params(params, table), x, y, axes=(0, None, None))
-    size = jit(jax.value_and_grad(lambda p: jnp.stack([total(p, *pair) for pair in zip(x, y, strict=True)]).mean()))
-    wanted = size(params)
+    wanted = single_gradient(params, x, y)
     np.testing.assert_allclose(value.sum(), wanted[0], rtol=1e-6)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), pipeline.whole_params(found), wanted[1])
     if len(x) & (len(x) - 1) == 0:
