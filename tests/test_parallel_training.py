@@ -26,7 +26,7 @@ from dlscale import collectives
 from dlscale import parallel_training as room
 from dlscale.lab import devices, models, program
 from dlscale.lab.processes import PeerLost
-from dlscale.parallel_training import command, pipeline, planning
+from dlscale.parallel_training import command, exercises, pipeline, planning
 
 LAYERS = [models.dense("relu"), models.dense("relu"), models.dense()]
 WIDTHS = (6, 8, 4, 5)
@@ -607,3 +607,41 @@ def test_the_other_suggestions():
     _, ways = HYBRID["best_split_by_hand"](planning.vgg16(), 8, 1024)
     assert ways.count("model") and "data" not in ways[ways.index("model") :]
     assert pipeline.pipeline_schedule("1f1b", 64, 64).bubble == pytest.approx(63 / 127)
+
+
+# Exercises: what is right in another way, and what is nearly right
+
+
+def judged(exercise, text, wrap=lambda f: f):
+    names = dict(vars(exercises))
+    exec(text, names)
+    return exercise.judge(wrap(names[exercise.answer]))
+
+
+def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
+    right, line = judged(exercises.sharded, exercises.sharded.code, exercises.tried)
+    assert right, line
+    own = "collectives.reduce_scatter(gradient.reshape(P, -1), axis_name) / P"
+    assert own in exercises.sharded.code
+    with_a_sum = judged(exercises.sharded, exercises.sharded.code.replace(" / P", ""), exercises.tried)
+    whole = "(collectives.all_reduce(gradient, axis_name) / P).reshape(P, -1)[jax.lax.axis_index(axis_name)]"
+    with_all = judged(exercises.sharded, exercises.sharded.code.replace(own, whole), exercises.tried)
+    assert not with_a_sum[0] and "differs" in with_a_sum[1]
+    assert not with_all[0] and "are enough" in with_all[1]
+    assert exercises.sharded.judge(exercises.tried(lambda *args: ...)) == (False, "no answer yet")
+
+
+@pytest.mark.parametrize("size", [0.0, math.inf, 2.0**22, 2.0**25])
+def test_no_single_threshold_will_do(size):
+    assert not exercises.threshold.judge(lambda network, workers: size)[0]
+
+
+def test_other_exercises_refuse_the_naive_answer():
+    assert not exercises.cheaper.judge(lambda workers, width: 12 * width)[0]
+    assert exercises.cheaper.judge(lambda workers, width: 12 * width**2 / (4 * width))[0]
+    assert not exercises.enough.judge(lambda stages, chunks, bubble: math.ceil((stages - 1) * (1 - bubble) / bubble))[0]
+    by_table = lambda S, v, b: next(  # noqa: E731
+        m for m in range(S, 999, S)
+        if pipeline.pipeline_schedule("interleaved" if v > 1 else "1f1b", S, m, v).bubble <= b + 1e-9
+    )  # fmt: skip
+    assert exercises.enough.judge(by_table)[0]
