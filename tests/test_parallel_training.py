@@ -577,6 +577,17 @@ def test_the_command_names_what_is_wrong(capsys):
         assert why in capsys.readouterr().err
 
 
+def test_ctrl_c_ends_the_command_with_a_word(monkeypatch, capsys):
+    def training(*given):
+        yield {"joined": (0, 1), "pid": 0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "training", training)
+    monkeypatch.setattr(command.signal, "signal", lambda *given: None)
+    assert command.main([]) == 130
+    assert "goes on from the last one" in capsys.readouterr().err
+
+
 # What the notebook suggests
 
 
