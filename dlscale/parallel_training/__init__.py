@@ -154,8 +154,7 @@ def split_within(params: Params, workers: int) -> Params:
     """
 
     def one(name: str, array: np.ndarray) -> np.ndarray:
-        axis = SPLIT.get(name)
-        if axis is None:
+        if (axis := SPLIT.get(name)) is None:
             return np.stack([array] * workers)
         if array.shape[axis] % workers:
             what = "heads" if name in ("query", "key", "value", "out") else "hidden units"
