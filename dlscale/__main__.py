@@ -15,6 +15,7 @@ from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
 from dlscale.course.records import Experiment
 from dlscale.lab import checks
+from dlscale.parallel_training import command as training
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,6 +57,8 @@ def main(arguments: list[str]) -> int:
     """Do what the arguments of the command line say and return an exit status."""
     if arguments[:1] == ["measure"]:  # it has many options of its own
         return command.main(arguments[1:])
+    if arguments[:1] == ["train"]:
+        return training.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m dlscale", description="The commands of the course.")
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="run a recorded experiment and renew its record")
@@ -69,6 +72,7 @@ def main(arguments: list[str]) -> int:
     many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
+    commands.add_parser("train", help="train among processes; see `python -m dlscale train --help`")
     many.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
     options = vars(parser.parse_args(arguments))
