@@ -150,13 +150,7 @@ def granularity_trial(
     kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
     written, size = entries(mask, granularity)
     accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
-    return {
-        "accuracy": accuracy,
-        "density": float(kept),
-        "entries": written,
-        "size": size,
-        "early_loss": losses[10],
-    }
+    return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size, "early_loss": losses[10]}
 
 
 def granularity_plan(run: RunTrials) -> None:
