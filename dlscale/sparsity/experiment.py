@@ -150,13 +150,7 @@ def granularity_trial(
     kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
     written, size = entries(mask, granularity)
     accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
-    return {
-        "accuracy": accuracy,
-        "density": float(kept),
-        "entries": written,
-        "size": size,
-        "early_loss": losses[10],
-    }
+    return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size, "early_loss": losses[10]}
 
 
 def granularity_plan(run: RunTrials) -> None:
@@ -369,6 +363,7 @@ def ways_plan(run: RunTrials) -> None:
 
 RETRAININGS = ("fine-tuned", "fine-tuned, ten times the rate", "weights rewound", "rate rewound")
 FULL_ROUNDS = 5  # each halves the density
+ROUND_RATES = {0.2: range(40, 64), 0.4: range(40, 52)}  # and their seeds: the dense net's best rate, and twice that
 ROUND_DENSITIES = tuple(0.5**i for i in range(FULL_ROUNDS + 1))
 
 
@@ -401,8 +396,11 @@ def rounds_trial(retraining: str, learning_rate: float, seed: int, judged_on: st
 
 
 def rounds_plan(run: RunTrials) -> None:
-    for retraining in RETRAININGS:
-        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, retraining=retraining)
+    """Every rate for the dense net, on held-out digits; then all arms at one rate: they differ by nothing else."""
+    first = {"retraining": RETRAININGS[0], "judged_on": "validation"}  # before the first cut all arms are the same
+    run([first | {"learning_rate": rate, "seed": seed} for rate in RATES for seed in WAY_TUNING_SEEDS])
+    arms = [(name, rate, seed) for name in RETRAININGS for rate, seeds in ROUND_RATES.items() for seed in seeds]
+    run([{"retraining": name, "learning_rate": rate, "seed": seed, "judged_on": "test"} for name, rate, seed in arms])
 
 
 # Never dense: SET, RigL and a mask that stays
@@ -411,6 +409,7 @@ CHANGES = {"fixed mask": (0.0, 0), "SET": (0.3, 0), "RigL": (0.3, 1)}  # the sha
 SHARINGS = ("uniform", "ERK", "found")
 FOUND = (0.032, 0.077, 0.224)  # the layers' densities that gradual pruning with one ranking ends at
 EXCHANGE_EVERY = 45
+EQUAL_WORK = 6  # times the steps: RigL at 5 % then does as many multiplications as pruning gradually does
 
 
 def _rank(scores: Array) -> Array:
@@ -440,9 +439,10 @@ def layer_densities(sharing: str, density: float) -> dict[str, float]:
 
 
 def dynamic(
-    learning_rate: Array, dense1: Array, dense2: Array, output: Array, share: Array, by_gradient: Array, scaled: Array
-) -> optax.GradientTransformation:
-    """SGD with momentum under a mask that is random at first, its connections exchanged until 3/4 of the steps.
+    learning_rate: Array, dense1: Array, dense2: Array, output: Array, share: Array, by_gradient: Array, scaled: Array,
+    times: Array,
+) -> optax.GradientTransformation:  # fmt: skip
+    """SGD with momentum under a random mask, its connections exchanged until 3/4 of the steps, `times` the usual.
 
     Where `scaled`, the first step divides the initial weights by the root of their layer's density: a unit with fewer
     inputs then begins with sums as large as those of a dense one.
@@ -462,7 +462,7 @@ def dynamic(
 
     def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
         step = state.step
-        now = share * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / (0.75 * STEPS), 1)))
+        now = share * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / (0.75 * STEPS * times), 1)))
 
         def moved() -> Params:
             change = lambda w, m, g: exchange(w, m, g, now, by_gradient) if w.ndim > 1 else m  # noqa: E731
@@ -483,22 +483,22 @@ def dynamic(
 
 
 def dynamic_trial(
-    change: str, sharing: str, scaled: int, density: float, learning_rate: float, seed: int, judged_on: str
+    change: str, sharing: str, scaled: int, times: int, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
     """Accuracy in percent, the densities reached and, in percent, connections from the middle 8 × 8 of the pixels."""
     share, by_gradient = CHANGES[change]
     setting = layer_densities(sharing, density) | {"share": share, "by_gradient": by_gradient, "scaled": scaled}
-    run = _fitted(dynamic, judged_on, WAY_EPOCHS, seed, learning_rate=learning_rate, **setting)
+    run = _fitted(dynamic, judged_on, WAY_EPOCHS * times, seed, learning_rate=learning_rate, times=times, **setting)
     used = (np.asarray(run.params["dense1"]["w"]) != 0).sum(1).reshape(14, 14)
     middle = 100 * float(used[3:11, 3:11].sum() / used.sum())
     return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "middle": middle} | _kept(run.params)
 
 
 def dynamic_plan(run: RunTrials) -> None:
-    """The three ways to change with the three allocations; one of them also without the larger initial weights."""
-    arms = [(*arm, 1) for arm in itertools.product(CHANGES, SHARINGS)] + [(change, "ERK", 0) for change in CHANGES]
-    for change, sharing, scaled in arms:
-        arm = {"change": change, "sharing": sharing, "scaled": scaled, "density": 0.05}
+    """Three ways to change, three allocations; ERK also without the larger initial weights, and RigL for longer."""
+    arms = [(*arm, 1, 1) for arm in itertools.product(CHANGES, SHARINGS)] + [(name, "ERK", 0, 1) for name in CHANGES]
+    for change, sharing, scaled, times in [*arms, ("RigL", "ERK", 1, EQUAL_WORK)]:
+        arm = {"change": change, "sharing": sharing, "scaled": scaled, "times": times, "density": 0.05}
         _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
 
 
@@ -542,7 +542,7 @@ WAYS_RECORD = Experiment(
 
 ROUNDS_RECORD = Experiment(
     "sparsity-rounds",
-    "pruning in rounds of full length: fine-tuned, weights rewound, rate rewound, tuned",
+    "pruning in rounds of full length: fine-tuned, weights rewound, rate rewound, all at one rate",
     rounds_trial,
     rounds_plan,
     dict.fromkeys((*(f"round{i}" for i in range(FULL_ROUNDS)), "accuracy"), 1.0),
