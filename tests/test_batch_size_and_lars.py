@@ -20,6 +20,7 @@ from dlscale import batch_size_and_lars as room
 from dlscale.batch_size_and_lars import exercises
 from dlscale.batch_size_and_lars import experiment as recorded
 from dlscale.lab import data, models, train
+from dlscale.page import figures
 
 NET = models.mlp((4, 6, 3))
 PARAMS = jax.jit(NET.init)(jax.random.key(0))
@@ -426,6 +427,26 @@ def test_the_step_in_the_notebook_is_that_of_optax(matrices_only):
             new, memory[name] = names["lars_step"](w, memory[name], gradient[name], 1, matrices_only=matrices_only)
             np.testing.assert_allclose(new - w, updates[name], rtol=1e-3, atol=1e-5)
         params = jax.tree.map(lambda w, u: np.asarray(w + u), params, updates)
+
+
+# Figures
+
+
+def test_the_tops_of_one_step_and_their_names_lie_within_the_axes(monkeypatch):
+    monkeypatch.setattr(figures, "show", lambda figure, alt: figure.canvas.draw())
+    batches, rates = (8, 64, 1024), np.geomspace(0.02, 2, 10)
+    falls = [np.tile(0.67 * rates - rates**2 / 2 * (0.66 + 18 / batch), (4, 1)) for batch in batches]
+    names: dict = {"ONE_STEP": batches, "STEP_RATES": rates, "gained": falls, "bend": 0.66, "shake": 18.0}
+    exec(
+        source("batch-onestep"),
+        names | {"np": np, "figures": figures, "exact": {(0, 4): room.NoiseScale(0.67, 50)}},
+        names,
+    )
+    inside = names["ax"].get_window_extent().contains
+    marks = [names["ax"].transData.transform(top) for top in names["tops"].values()]
+    corners = [corner for text in names["ax"].texts for corner in text.get_window_extent().corners()]
+    assert len(marks) == 3 and len(corners) == 12
+    assert all(inside(x, y) for x, y in [*marks, *corners])
 
 
 # What to try next: each suggestion runs, on the notebook's own cells
