@@ -295,12 +295,13 @@ def test_what_a_reader_writes(exercise, written, words):
 
 def test_the_fastest_for_four_dgx1():
     order = [[8 * node + gpu for node in range(4) for gpu in [0, 4, 5, 6, 7, 3, 2, 1]]]
+    near_first = [[8 * node + gpu for gpu in [0, 4, 1, 5, 2, 6, 3, 7] for node in range(4)]]
     better = lambda size: (  # noqa: E731
-        {"algorithm": "butterfly"} if size < 2**16 else {"algorithm": "hierarchical", "group_size": 8} if size < 2**19
+        {"algorithm": "tree", "groups": near_first} if size < 2**16
+        else {"algorithm": "hierarchical", "group_size": 8} if size < 2**19
         else {"algorithm": "torus" if size < 2**23 else "ring", "groups": np.array(order)}
     )  # fmt: skip
     assert exercises.fastest.judge(better)[0]
-    near_first = [[8 * node + gpu for gpu in [0, 4, 1, 5, 2, 6, 3, 7] for node in range(4)]]
     for size in (2**20, 2**21):
         share = exercises.seconds(size, algorithm="rabenseifner", groups=near_first) / exercises.hybrid(size)
         assert share == pytest.approx(0.6, abs=0.01)
@@ -308,7 +309,9 @@ def test_the_fastest_for_four_dgx1():
         {"algorithm": "hierarchical", "group_size": 8} if size <= 2**20 else {"algorithm": "ring", "groups": order}
     )
     for plan, words in (
-        (hybrid, "1,048,576 bytes: 1.00 (too slow)"), (lambda size: {"algorithm": "torus"}, "too slow"),
+        (hybrid, "1,048,576 bytes: 1.00 (too slow)"),
+        (lambda size: {"algorithm": "butterfly"}, "16,384 bytes: 0.99 (too slow)"),
+        (lambda size: {"algorithm": "torus"}, "too slow"),
         (lambda size: {"groups": [[0, 1]]}, "all 32 GPUs"), (lambda size: "ring", "dictionary"),
         (lambda size: {"algorithm": "rings"}, "Did you mean"),
     ):  # fmt: skip
