@@ -137,7 +137,7 @@ def test_an_eighth_method_can_join_the_race():
         ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
         return ahead / (cells["jnp"].sqrt(s / (1 - 0.999**t)) + 1e-8), m, s
 
-    cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"] = nadam, "purple"
+    cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"], cells.changes = nadam, "purple", {}
     cells.run("sgd-paths", "sgd-paths-figure", "sgd-25", "sgd-best", "sgd-leave-tuned", "sgd-26", "sgd-27", "sgd-33")
     assert set(cells["race"]("ravine", 0.3, 0.3, 1.0)) == set(cells["METHODS"])
     assert cells["steps"]["ravine", "Nadam"].mean() < cells["steps"]["ravine", "RMSprop"].mean()
