@@ -129,16 +129,16 @@ def test_a_degree_is_chosen_for_the_samples():
 
 
 def test_an_eighth_method_can_join_the_race():
-    cells = Cells("01_sgd")
-    cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-19", "sgd-20", "sgd-23", "sgd-24")
+    cells = Cells("01_sgd", {"count=256": "count=16"})
+    cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-19", "sgd-20", "sgd-23", "sgd-24", "sgd-starts")
 
     def nadam(g, m, s, t, beta):
         m, s = beta * m + (1 - beta) * g, 0.999 * s + 0.001 * g**2
         ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
         return ahead / (cells["jnp"].sqrt(s / (1 - 0.999**t)) + 1e-8), m, s
 
-    cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"] = nadam, "purple"
-    cells.run("sgd-25", "sgd-best", "sgd-leave-tuned", "sgd-paths", "sgd-paths-figure", "sgd-26", "sgd-27", "sgd-33")
+    cells["METHODS"]["Nadam"], cells["COLORS"]["Nadam"], cells.changes = nadam, "purple", {}
+    cells.run("sgd-paths", "sgd-paths-figure", "sgd-25", "sgd-best", "sgd-leave-tuned", "sgd-26", "sgd-27", "sgd-33")
     assert set(cells["race"]("ravine", 0.3, 0.3, 1.0)) == set(cells["METHODS"])
     assert cells["steps"]["ravine", "Nadam"].mean() < cells["steps"]["ravine", "RMSprop"].mean()
 
@@ -146,7 +146,11 @@ def test_an_eighth_method_can_join_the_race():
 def test_a_larger_batch_can_be_dealt():
     cells = Cells(
         "01_sgd",
-        {"EPOCHS, BATCH, LOOKS = 15, 30, 3": "EPOCHS, BATCH, LOOKS = 15, 300, 3", "range(400, 420)": "range(400, 403)"},
+        {
+            "EPOCHS, BATCH, LOOKS = 15, 30, 3": "EPOCHS, BATCH, LOOKS = 15, 300, 3",
+            "range(400, 420)": "range(400, 403)",
+            "(-10, -8, -6, -4, -3, -2, -1, 0)": "(-8, -2, 0)",
+        },
     )
     cells.run("sgd-01", "sgd-51", "sgd-deals", "sgd-learn", "sgd-52", "sgd-53")
     assert set(cells["deals"]) == {"reshuffled", "fixed batches", "one order", "one order, turned", "sorted"}
@@ -174,7 +178,9 @@ def test_a_lower_target_has_its_minimum_between_one_and_all():
         "01_sgd",
         {
             "TARGET = len(x_fit), 0.3": "TARGET = len(x_fit), 0.2",
-            "seeds=range(10, 18), tuning": "seeds=range(10, 13), tuning",
+            "[1, 16, 64, 256, ALL]": "[1, 16, ALL]",
+            "for size in (16, 256, ALL)}": "for size in (16,)}",
+            "seeds=range(30, 38), tuning": "seeds=range(30, 33), tuning",
         },
     )
     cells.run(
@@ -193,4 +199,4 @@ def test_a_lower_target_has_its_minimum_between_one_and_all():
         "sgd-product-arms",
     )
     assert np.isfinite(cells["updates"]).all()
-    assert (np.diff(cells["updates"].mean(0)[[0, 2, -1]]) < 0).all()
+    assert (np.diff(cells["updates"].mean(0)) < 0).all()

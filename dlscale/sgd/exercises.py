@@ -112,7 +112,8 @@ bug = Exercise(
     question="Write `wrong_layers(gradients, W1, W2, W3, X, Y)`: `gradients` are the three that some backward pass"
     " returned. Which of them are off? Return the list of layers, from 1 to 3, by comparing with an "
     "independent computation (`jax.grad`, or finite differences). The check hands you those of several "
-    "passes, right ones too. Then try yours on what `suspect` returns.",
+    "passes, right ones too. Rounding is no bug: differences below a thousandth count as none. Then try yours on what "
+    "`suspect` returns.",
     hints=(
         "Write the loss of the three matrices, and let jax.grad with argnums=(0, 1, 2) give all three gradients.",
         "float32 rounds: take two gradients as equal if they differ by less than a thousandth.",
