@@ -81,7 +81,8 @@ def too_large(package: Path) -> str:
     """What is over its size, with a table of all sizes; "" if nothing is."""
     library, methods = sizes(package)
     over = {f"the method of {room}": count - MOST_LINES_OF_METHOD for room, count in methods.items()}
-    over |= {f"the tool of {room}": library[room] - methods[room] - MOST_LINES_OF_METHOD for room in LATER & library.keys()}
+    for room in LATER & library.keys():
+        over[f"the tool of {room}"] = library[room] - methods[room] - MOST_LINES_OF_METHOD
     over["the library"] = sum(count for part, count in library.items() if part not in LATER) - MOST_LINES
     table = [f"{part:24}{count:6}{methods.get(part, ''):>10}" for part, count in library.items()]
     table = [f"{'lines of code':24}{sum(library.values()):6}{'method':>10}", *table]

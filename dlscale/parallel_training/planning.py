@@ -75,8 +75,8 @@ DATA, MODEL = "data", "model"
 def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: int, first: bool = False) -> float:
     """Bytes that each worker sends in a step for a layer, and for what comes in; `batch` examples in all.
 
-    By "data": the gradient's all-reduce. By "model" each worker has some outputs, for all examples: it gathers what
-    comes X
+    By "data": the gradient's all-reduce. By "model" each worker has some outputs, for all examples: it gathers
+    the inputs of all, and their gradients are added and scattered; the first layer's are not asked for.
     """
     part, numbers = (workers - 1) / workers, batch * layer.inputs * NUMBER
     if way == MODEL:
