@@ -208,7 +208,7 @@ EACH = pytest.mark.parametrize("chosen", STORED.values(), ids=STORED)
 @EACH
 def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
     used = sources.of(chosen.trial, chosen.plan)
-    assert {"dlscale.lab.data._load_committed", "dlscale.lab.models.Model"} <= used.keys()
+    assert "dlscale.lab.data._load_committed" in used and any(name.startswith("dlscale.lab.models.") for name in used)
     assert "dlscale.lab.data.download" not in used
 
 

@@ -279,7 +279,8 @@ fastest = Exercise(
     "list of the 32 GPUs in an order of yours), and for `hierarchical` alone `group_size`, for `double_tree` alone "
     '`chunks`. One order is allowed, not four side by side; `"hierarchical"` has trees within the nodes. It must never '
     "be slower than the hybrid of that one and a ring along the wires, need at most four fifths of its time at 1 and 2 "
-    "MiB, and at most nine tenths at 16 KiB. `exercises.seconds(size, **options)` tells you the time.",
+    "MiB, and at most nine tenths at 16 KiB: there none of the algorithms that this section compared will do. "
+    "`exercises.seconds(size, **options)` tells you the time.",
     hints=(
         "An algorithm and its order belong together. Which ranks swap the largest messages in Rabenseifner, and in "
         "which order are they GPUs of one node?",

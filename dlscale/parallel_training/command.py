@@ -258,10 +258,13 @@ def _result(what: dict[str, Any], params: Any, x: Any, y: Any, seconds: Sequence
         took.append(time.perf_counter() - begin)
     score = jax.jit(lambda p: LOSSES["cross_entropy"](parallel.two_layers(p, x), y).mean())
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()
-    block, numbers = min(seconds), what["every"] * what["batch"]
+    block, numbers = (
+        min(seconds, default=np.nan),
+        what["every"] * what["batch"],
+    )  # no block is left to one that had ended
     return {
         "loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16],
-        "examples": numbers / block, "examples_alone": numbers / min(took), "sending": min(1.0, sending / block),
+        "examples": numbers / block, "examples_alone": numbers / min(took), "sending": min(sending / block, 1.0),
     }  # fmt: skip
 
 
@@ -314,9 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(result: dict[str, Any]) -> str:
+    speed = f"{result['examples']:,.0f} examples a second, {result['sending']:.0%} of the time for communication"
     return (
         f"loss on all examples {result['loss']:.6f}, of one process alone {result['alone']:.6f}\n"
-        f"{result['examples']:,.0f} examples a second, {result['sending']:.0%} of the time for communication\n"
+        f"{'nothing was left to train' if np.isnan(result['examples']) else speed}\n"
         f"the parameters' bits: {result['bits']}"
     )
 
