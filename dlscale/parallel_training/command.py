@@ -258,10 +258,7 @@ def _result(what: dict[str, Any], params: Any, x: Any, y: Any, seconds: Sequence
         took.append(time.perf_counter() - begin)
     score = jax.jit(lambda p: LOSSES["cross_entropy"](parallel.two_layers(p, x), y).mean())
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()
-    block, numbers = (
-        min(seconds, default=np.nan),
-        what["every"] * what["batch"],
-    )  # no block is left to one that had ended
+    block, numbers = min(seconds, default=np.nan), what["every"] * what["batch"]  # none where all was done before
     return {
         "loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16],
         "examples": numbers / block, "examples_alone": numbers / min(took), "sending": min(sending / block, 1.0),
