@@ -108,7 +108,7 @@ def headings(notebook: Notebook) -> Iterator[str]:
 
 
 def repetitions(notebook: Notebook) -> Iterator[str]:
-    """A heading, or a sentence of eight words or more, that stands twice: a text left behind by its second edition."""
+    """A heading, or a sentence of eight words or more, that stands twice: the old one was left behind."""
     where: dict[str, str] = {}
     for cell in notebook.cells:
         if cell.cell_type != "markdown":
