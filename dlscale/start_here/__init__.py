@@ -1,1 +1,1 @@
-"""The room of 00_start_here: its exercise and its claim."""
+"""The room of 00_start_here: its exercises and its claims."""

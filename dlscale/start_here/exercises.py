@@ -108,5 +108,6 @@ def stopped(first, second):
     return int(rose[1] > rose[0])
 """,
     wrong=_stopped,
-    right="what still climbs at its end was stopped too early; what is level there has failed.",
+    right="what still climbs at its end was stopped too early; what is level there has nothing more to give, and has "
+    "failed if that is below the target.",
 )
