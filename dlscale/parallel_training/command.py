@@ -245,10 +245,10 @@ def _sending(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> float:
 
 
 def _least(f: Callable[[], Any]) -> float:
-    """Seconds of the quickest of three calls, compiled before."""
+    """Seconds of the quickest of ten calls, compiled before: others may use the cores, too."""
     jax.block_until_ready(f())
     seconds = []
-    for _ in range(3):
+    for _ in range(10):
         begin = time.perf_counter()
         jax.block_until_ready(f())
         seconds.append(time.perf_counter() - begin)
