@@ -533,21 +533,22 @@ def test_a_checkpoint_of_something_else_is_an_error(tmp_path):
 # The command
 
 
-def test_a_killed_group_goes_on_with_another_split_to_the_loss_of_one_process(tmp_path):
+def test_a_killed_group_of_two_by_two_goes_on_with_another_split_to_the_loss_of_one_process(tmp_path):
     told, pids = [], {}
     options = {"steps": 500, "every": 10, "checkpoint": tmp_path}  # so many that it is killed in the middle
     with pytest.raises(PeerLost, match=r"Process 1 .* was ended by SIGKILL"):
-        for message in command.training(2, command.order(model=2, **options)):
+        for message in command.training(4, command.order(data=2, model=2, **options)):
             if "joined" in message:
                 pids[message["joined"][0]] = message["pid"]
             if message.get("step") == 20:
                 os.kill(pids[1], signal.SIGKILL)
             told.append(message)
     assert {message["step"]: message["loss"] for message in told if "step" in message}.keys() >= {10, 20}
-    resumed = [*command.training(1, command.order(**options))]
+    resumed = [*command.training(1, command.order(compare=(32,), **options))]
     assert [message["step"] for message in resumed if "step" in message][-1] == 500
     result = resumed[-1]["result"]
     assert result["loss"] == pytest.approx(result["alone"], abs=1e-5)
+    assert 0 < result["steps"]["32"] < 1 and 0 < result["steps_alone"]["32"] < 1  # seconds of a step
     *_, again = command.training(1, command.order(**options))  # nothing is left to do
     assert again["result"]["bits"] == result["bits"] and math.isnan(again["result"]["examples"])
     with pytest.raises(command.Unusable, match=r"rate 0\.1, not 0\.2"):
@@ -644,9 +645,50 @@ def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
     assert exercises.sharded.judge(exercises.tried(lambda *args: ...)) == (False, "no answer yet")
 
 
-@pytest.mark.parametrize("size", [0.0, math.inf, 2.0**22, 2.0**25])
-def test_no_single_threshold_will_do(size):
-    assert not exercises.threshold.judge(lambda network, workers: size)[0]
+@pytest.mark.parametrize("number, right", [
+    (lambda tried: 2.0**22, False), (lambda tried: 2.0 ** (12 + len(tried)), False),  # one for all; too small
+    (lambda tried: 1e6 * (1 + 4 * len(tried)), False), (lambda tried: math.inf, False),  # evenly spaced; all at once
+    (lambda tried: 4.0 ** (7 + len(tried)), True),  # by factors, without looking
+])  # fmt: skip
+def test_a_search_for_the_threshold_must_cover_factors(number, right):
+    assert exercises.threshold.judge(number)[0] is right
+
+
+def test_a_dense_layer_by_model_or_by_data():
+    right = [lambda n, m, P: m // P, lambda n, m, P: np.floor(m / P), lambda n, m, P: int((n * m + m) / (n * P))]
+    naive = [lambda n, m, P: m, lambda n, m, P: m / P, lambda n, m, P: n // P, lambda n, m, P: n * m // (n + m)]
+    assert all(exercises.images.judge(answer)[0] for answer in right)
+    assert not any(exercises.images.judge(answer)[0] for answer in naive)
+
+
+def test_an_interval_that_knows_all_workers():
+    def daly(save, hours, workers):
+        M = hours * 3600 / workers
+        x = save / (2 * M)
+        return math.sqrt(2 * save * M) * (1 + math.sqrt(x) / 3 + x / 9) - save
+
+    def searched(save, hours, workers):
+        M = hours * 3600 / workers
+        return min(np.geomspace(1, 1e7, 500), key=lambda tau: save / tau + tau / (2 * M))
+
+    naive = [lambda save, hours, workers: math.sqrt(2 * save * hours * 3600),
+             lambda save, hours, workers: math.sqrt(2 * save * hours / workers),
+             lambda save, hours, workers: math.sqrt(save * hours * 3600 / workers) / 2,
+             lambda save, hours, workers: 3600, lambda save, hours, workers: math.inf]  # fmt: skip
+    assert exercises.interval.judge(daly)[0] and exercises.interval.judge(searched)[0]
+    assert not any(exercises.interval.judge(answer)[0] for answer in naive)
+
+
+def test_which_weights_a_micro_batch_meets():
+    cells = Cells("09_parallel_training")
+    cells.update(pipeline=pipeline)
+    cells.run("parallel-pipe-make")
+    by_table = lambda S, s, m: cells["versions"](pipeline.pipeline_schedule("pipelined", S, m + S))[s, m]  # noqa: E731
+    right = [by_table, lambda S, s, m: np.array([max(m - S + s + 1, 0), m])]
+    naive = [lambda S, s, m: (m - (S - 1 - s), m), lambda S, s, m: (m, m), lambda S, s, m: S - 1 - s,
+             lambda S, s, m: (max(0, m - 2 * (S - 1 - s)), m), lambda S, s, m: (max(0, m - s), m)]  # fmt: skip
+    assert all(exercises.versions.judge(answer)[0] for answer in right)
+    assert not any(exercises.versions.judge(answer)[0] for answer in naive)
 
 
 def test_other_exercises_refuse_the_naive_answer():

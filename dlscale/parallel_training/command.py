@@ -95,7 +95,7 @@ def load(path: Path, like: Params, about: Mapping[str, Any]) -> tuple[int, Param
 def order(**options: Any) -> dict[str, Any]:
     """What is to be trained, checked: whole numbers, a rate, and sizes that divide. Raises ValueError."""
     chosen = {"data": 1, "model": 1, "steps": 100, "batch": 64, "hidden": 64, "every": 20, "rate": 0.1, "seed": 0}
-    chosen |= {"checkpoint": None} | options
+    chosen |= {"checkpoint": None, "compare": ()} | options  # compare: batches, of which a step is timed
     for name in ("data", "model", "steps", "batch", "hidden", "every"):
         checks.whole(name, chosen[name])
     checks.finite("rate", chosen["rate"])
@@ -205,10 +205,10 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
             if path:
                 save(path, done, params, _about(what))
             say(step=done, loss=float(np.asarray(losses.addressable_shards[0].data)[-1]))
+    sending = _sending(what, own, mesh)
+    steps = _times(what, what["compare"], lambda rows: run(own, rows, x, y), len(x))
     if jax.process_index() == 0 or "coordinator" not in order:
-        say(result=_result(what, params, x, y, seconds[1:] or seconds, _sending(what, own, mesh)))
-    else:
-        _sending(what, own, mesh)
+        say(result=_result(what, params, x, y, seconds[1:] or seconds, sending) | {"steps": steps})
 
 
 def _local(split: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -241,12 +241,24 @@ def _sending(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> float:
 
     spec = PartitionSpec("model")
     run = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(), check_vma=False))
+    return _least(lambda: run(own))
+
+
+def _least(f: Callable[[], Any]) -> float:
+    """Seconds of the quickest of ten calls, compiled before: others may use the cores, too."""
+    jax.block_until_ready(f())
     seconds = []
-    for _ in range(3):
+    for _ in range(10):
         begin = time.perf_counter()
-        jax.block_until_ready(run(own))
+        jax.block_until_ready(f())
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
+
+
+def _times(what: dict[str, Any], batches: Sequence[int], run: Callable[[Any], Any], examples: int) -> dict[int, float]:
+    """Seconds of a step, for each of these batches."""
+    rows = {batch: _rows(what | {"batch": batch}, 0, examples) for batch in batches}
+    return {batch: _least(functools.partial(run, of_batch)) / what["every"] for batch, of_batch in rows.items()}
 
 
 def _result(what: dict[str, Any], params: Any, x: Any, y: Any, seconds: Sequence[float], sending: float) -> dict:
@@ -258,10 +270,13 @@ def _result(what: dict[str, Any], params: Any, x: Any, y: Any, seconds: Sequence
         took.append(time.perf_counter() - begin)
     score = jax.jit(lambda p: LOSSES["cross_entropy"](parallel.two_layers(p, x), y).mean())
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()
+    halves = sorted({batch // parts for batch in what["compare"] for parts in (1, 2)})
     block, numbers = min(seconds, default=np.nan), what["every"] * what["batch"]  # none where all was done before
     return {
         "loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16],
         "examples": numbers / block, "examples_alone": numbers / min(took), "sending": min(sending / block, 1.0),
+        "sum": sending / what["every"],
+        "steps_alone": _times(what, halves, lambda rows: run(alone, rows, x, y), len(x)),
     }  # fmt: skip
 
 
