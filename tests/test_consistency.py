@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
+import signal
+import time
 
 import jax
 import numpy as np
 import optax
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dlscale import consistency as room
 from dlscale import costs
-from dlscale.consistency import exercises, measuring
+from dlscale.consistency import command, exercises, measuring
 from dlscale.lab import models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.program import Message, Round, Schedule
@@ -311,6 +315,55 @@ def test_jobs_that_cannot_be():
         measuring.run([measuring.Job(edges, workers=0)], 1)
 
 
+# Real processes
+
+
+def story(kill=None, **options):
+    """What the processes say, by name; `kill` is ended by a signal as soon as it is known and the server reports."""
+    told, pids = {}, {}
+    for name, message in command.training(**options):
+        told.setdefault(name, {}).update(message)
+        pids |= {name: message["pid"]} if "pid" in message else {}
+        if "gradients" in message and kill in pids:
+            os.kill(pids.pop(kill), signal.SIGKILL)
+    return told
+
+
+def test_a_softmax_gradient_is_jax_own():
+    w = RNG.normal(size=21).astype(np.float32)
+    f = lambda w: train.LOSSES["cross_entropy"](X @ w.reshape(7, 3)[:-1] + w.reshape(7, 3)[-1], Y).mean()  # noqa: E731
+    value, gradient = jax.jit(jax.value_and_grad(f))(w)
+    found = command.loss(w, X, Y)
+    assert found[0] == pytest.approx(float(value), rel=1e-5)
+    np.testing.assert_allclose(found[1], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_a_bound_holds_among_real_processes():
+    told = story(workers=2, gradients=60, bound=0, slowest=3.0)
+    assert [told[f"worker {rank}"]["pushed"] for rank in (0, 1)] == [30, 30]
+    assert max(told["server"]["result"]["staleness"]) <= 1
+
+
+def test_without_a_worker_training_goes_on_even_with_a_bound():
+    told = story(kill="worker 1", workers=3, gradients=300, bound=2)
+    assert told["worker 1"]["ended"] == "was ended by SIGKILL"
+    assert len(told["server"]["result"]["staleness"]) == 300 and told["server"]["result"]["loss"] < 2.25
+
+
+def test_without_the_server_all_end_with_a_message_soon():
+    start = time.monotonic()
+    told = story(kill="server", workers=2, gradients=100_000)
+    assert told["server"]["ended"] == "was ended by SIGKILL" and time.monotonic() - start < 15
+    assert all("the server is gone after" in told[f"worker {rank}"]["error"] for rank in (0, 1))
+
+
+def test_a_group_that_cannot_be():
+    with pytest.raises(ValueError, match="bound must be"):
+        next(command.training(bound=-1))
+    with pytest.raises(ValueError, match="workers must be"):
+        next(command.training(workers=0))
+
+
 # Exercises: what is right in another way, and what is nearly right
 
 
@@ -348,3 +401,42 @@ def test_every_pair_of_policies_differs():
     found = [ravel_pytree(train_by(policy).params)[0] for policy in policies]
     for a, b in itertools.combinations(found, 2):
         assert np.abs(a - b).max() > 1e-4
+
+
+def test_shards_that_are_needed_keep_the_queue_empty():
+    """As the clock says: with so many nobody waits in the end, with one fewer somebody does."""
+    names = dict(vars(exercises))
+    exec(exercises.shards.code, names)
+    case = {"workers": 12, "size": 1e8, "latency": 0.01, "per_byte": 1e-9}
+    needed = names["shards_needed"](compute=0.5, **case)
+    for shards, waits in ((needed, False), (needed - 1, True)):
+        found = room.timeline("asynchronous", np.full(12, 0.5), 1200, wire=room.network(**case, shards=shards))
+        busy = 2 * 1e8 * 1e-9 / shards
+        assert ((found.applied - busy - found.finish - 0.01)[-12:].max() > 1e-6) == waits
+    assert not exercises.shards.judge(lambda workers, compute, size, latency, per_byte: workers)[0]
+
+
+# What the last section suggests
+
+
+def test_the_suggestions():
+    assert not room.timeline("asynchronous", np.array([1.0, np.inf]), 10).worker.any()
+    with pytest.raises(ValueError, match="waits for ever"):
+        room.timeline("synchronous", np.array([1.0, np.inf]), 10)
+    graph = np.roll(np.eye(8), 1, axis=1)
+    assert room.timeline("gossip", np.ones(8), 16, graph=graph).mixing.all()
+    graph[0] = 0
+    with pytest.raises(ValueError, match="not connected"):
+        room.timeline("gossip", np.ones(8), 16, graph=graph)
+    assert measuring.sparsity(measuring.edges(20, 100, 100)) == (100, 1.0, 1.0)
+    slow = room.timeline("elastic, synchronous", room.durations(4, 9, slowest=4.0), 40, every=5)
+    assert slow.unseen.max() <= 15 and np.bincount(slow.worker).max() <= 15
+
+
+def test_another_crowd_in_section_3():
+    changes = {"[1, 4, 16, 32]": "[1, 64]", "[0.025, 0.05, 0.1, 0.2]": "[0.025]", "3200": "128"}
+    cells = Cells("10_consistency", changes)
+    cells.update(consistency=room, MODEL=MODEL, DATA=DATA, SETTING={"batch_size": 8, "seed": 0})
+    cells.sources["consistency-live-run"] = cells.sources["consistency-live-run"].replace("every=400", "every=64")
+    cells.run("consistency-live-run")
+    assert cells["RUNS"].keys() == {(1, 0.025), (64, 0.025)}

@@ -183,4 +183,53 @@ def partner(worker, round):
     right="that is the butterfly of an all-reduce. Gossip with partners that are drawn comes near; here it is exact.",
 )
 
-__all__ = ["Exercise", "bounded", "descend", "limits", "math", "np", "partner", "scale", "staleness_of", "usable"]
+
+def _shards(answer: Any) -> str | None:
+    for case in (
+        (16, 1.0, 1e8, 1e-3, 1e-9),
+        (64, 0.5, 4e8, 0.0, 1e-9),
+        (2, 1.0, 1e6, 0.0, 1e-9),
+        (256, 0.1, 1e8, 0.05, 1e-10),
+    ):
+        workers, compute, size, latency, per_byte = case
+        room, demand = compute + 2 * latency, 2 * (workers - 1) * size * per_byte
+        wanted = next(s for s in range(1, 10_000) if demand / s <= room * (1 + 1e-9))
+        given = f"{workers} workers, {compute:g} s, {size:g} bytes, {latency:g} s and {per_byte:g} s a byte"
+        if wrong := compare(f"For {given}, the number of shards", answer(*case), wanted, 1e-9):
+            return wrong
+    return None
+
+
+shards = Exercise(
+    id="consistency-shards",
+    answer="shards_needed",
+    question="Equal asynchronous workers take `compute` seconds for a gradient. Then it takes `latency` to the server, "
+    "which is busy with one worker for `2 * size * per_byte / shards` seconds, and `latency` back. Write "
+    "`shards_needed(workers, compute, size, latency, per_byte)`: the fewest shards with which, once all have found "
+    "their rhythm, nobody waits in the queue.",
+    hints=(
+        "How long is a worker's round if it never waits? How often does each of the others come to the server in it?",
+        "The server must serve all the workers within one such round. Your own service is a part of the round.",
+    ),
+    code="""
+def shards_needed(workers, compute, size, latency, per_byte):
+    whole = 2 * size * per_byte
+    return max(1, math.ceil((workers - 1) * whole / (compute + 2 * latency) - 1e-9))
+""",
+    wrong=_shards,
+    right="beyond that, more shards only shorten the service. With fewer, the queue sets the pace for all.",
+)
+
+__all__ = [
+    "Exercise",
+    "bounded",
+    "descend",
+    "limits",
+    "math",
+    "np",
+    "partner",
+    "scale",
+    "shards",
+    "staleness_of",
+    "usable",
+]

@@ -31,6 +31,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "averaging, every 10": {"policy": "averaging", "every": 10},
     "ensemble": {"policy": "ensemble"},
 }
+SEVEN = "synchronous, slowest left out"
+CONTROLS: dict[str, dict[str, Any]] = {
+    SEVEN: {"policy": "synchronous"},
+    "elastic, every 100": {"policy": "elastic", "every": 100},
+    "averaging, every 100": {"policy": "averaging", "every": 100},
+}
 # a gradient takes a second; on the slow network a message of all weights takes a tenth; the server is four machines
 SLOW_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 0.1, shards=4)
 SCENARIOS: dict[str, tuple[float, Wire]] = {
@@ -58,14 +64,15 @@ def order(arm: str, scenario: str, seed: int, gradients: int = GRADIENTS) -> Tim
     """The timeline of eight workers by an arm."""
     slowest, wire = SCENARIOS[scenario]
     times = consistency.durations(WORKERS, gradients // WORKERS * 2, slowest=slowest, seed=seed)
-    return consistency.timeline(**ARMS[arm], times=times, gradients=gradients, wire=wire, seed=seed)
+    times = times[:-1] if arm == SEVEN else times
+    return consistency.timeline(**(ARMS | CONTROLS)[arm], times=times, gradients=gradients, wire=wire, seed=seed)
 
 
 @functools.lru_cache(maxsize=64)
-def crowd(workers: int, seed: int) -> Timeline:
+def crowd(workers: int, seed: int, gradients: int = GRADIENTS) -> Timeline:
     """The timeline of asynchronous, equal workers."""
-    times = consistency.durations(workers, GRADIENTS // workers * 2, seed=seed)
-    return consistency.timeline("asynchronous", times, GRADIENTS)
+    times = consistency.durations(workers, gradients // workers * 2, seed=seed)
+    return consistency.timeline("asynchronous", times, gradients)
 
 
 def measure(timeline: Timeline, learning_rate: float, seed: int, judged_on: str, **options: Any) -> Measures:
@@ -76,7 +83,7 @@ def measure(timeline: Timeline, learning_rate: float, seed: int, judged_on: str,
     losses, accuracy = result.history.loss, 100 * result.history.test_accuracy
     failed = bool(result.diverged_at >= 0)
     seconds = np.maximum.accumulate(timeline.applied)[LOOK - 1 :: LOOK]
-    budget = len(losses) / timeline.workers
+    budget = len(losses) / WORKERS
     in_time = float(np.interp(budget, [0, *seconds], [CHANCE, *accuracy]))
     reached = accuracy >= AIM if not failed else np.zeros(len(accuracy), bool)
     until = float(seconds[reached.argmax()] if reached.any() else seconds[-1])
@@ -95,11 +102,12 @@ def spectrum_trial(arm: str, scenario: str, each: int, learning_rate: float, see
 
 def spectrum_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, on held-out examples: by accuracy at the end, and by that in time."""
-    for scenario in SCENARIOS:
-        for arm in ARMS:
-            for by in ("accuracy", "accuracy_in_time"):
-                options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter(by)}
-                train.tune(run, arm=arm, scenario=scenario, each=1, learning_rate=RATES[2:], **options)
+    arms = [(arm, scenario) for scenario in SCENARIOS for arm in ARMS]
+    arms += [(arm, "one four times slower" if arm == SEVEN else "equal workers") for arm in CONTROLS]
+    for arm, scenario in arms:
+        for by in ("accuracy", "accuracy_in_time"):
+            options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter(by)}
+            train.tune(run, arm=arm, scenario=scenario, each=1, learning_rate=RATES[2:], **options)
     given = {"arm": "ensemble", "scenario": "equal workers", "judged_on": "test", "learning_rate": 0.1}
     run([given | {"each": WORKERS, "seed": seed} for seed in TEST_SEEDS])  # a member has as many as all had
 
@@ -115,28 +123,30 @@ CROWDS, AWARE, MOMENTA = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64), (0.3, 0.6, 0.9)
 
 
 def crowd_trial(
-    workers: int, aware: bool, momentum: float, learning_rate: float, seed: int, judged_on: str
+    workers: int, aware: bool, momentum: float, each: int, learning_rate: float, seed: int, judged_on: str
 ) -> Measures:
     """Asynchronous workers; `aware`: the rate of a gradient is divided by its staleness (Zhang et al. 2016)."""
-    timeline = crowd(workers, seed)
+    timeline = crowd(workers, seed, each * GRADIENTS)
     scales = 1 / np.maximum(1, timeline.staleness) if aware else None
     return measure(timeline, learning_rate, seed, judged_on, scales=scales, momentum=momentum)
 
 
 def crowd_plan(run: RunTrials) -> None:
-    """Each tuned on the same rates, and at the rate that is best for one worker."""
+    """Each tuned on the same rates, and at the rate that is best for one worker; some with more gradients."""
     options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
     options |= {"learning_rate": RATES}
-    arm = {"workers": 1, "aware": False, "momentum": 0.0}
-    alone = train.tune(run, **arm, **options).setting["learning_rate"]
+    arm = {"aware": False, "momentum": 0.0, "each": 1}
+    alone = train.tune(run, workers=1, **arm, **options).setting["learning_rate"]
     for aware, crowds in ((False, CROWDS[1:]), (True, AWARE)):
         for workers in crowds:
-            arm = {"workers": workers, "aware": aware, "momentum": 0.0}
-            train.tune(run, **arm, **options)
-            run([arm | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+            own = arm | {"workers": workers, "aware": aware}
+            train.tune(run, **own, **options)
+            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
     for workers in (1, 16):
         for momentum in MOMENTA:
-            train.tune(run, workers=workers, aware=False, momentum=momentum, **options)
+            train.tune(run, workers=workers, **arm | {"momentum": momentum}, **options)
+    for workers, each in ((1, 4), (32, 4), (64, 4), (1, 8)):
+        train.tune(run, workers=workers, **arm | {"each": each}, **options)
 
 
 CROWD = Experiment(
