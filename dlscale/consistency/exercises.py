@@ -80,7 +80,7 @@ def usable_rate(staleness):
         for _ in range(2 * steps):
             w.append(w[-1] - rate * w[-1 - staleness])
         size = np.abs(w)
-        grows = size[-steps // 4 :].max() > size[steps // 2 : steps].max()
+        grows = not size[-steps // 4 :].max() < size[steps // 2 : steps].max()
         low, high = (low, rate) if grows else (rate, high)
     return low
 """,
@@ -123,9 +123,10 @@ def _scale(answer: Any) -> str | None:
 
 @functools.cache
 def limits() -> dict[int, float]:
-    """The most that may be left of the loss: twice what the best constant rate of a list leaves, each crowd its own."""
+    """The most that may be left of the loss: what half of the best constant rate leaves, for each crowd its own."""
     rates = np.geomspace(0.005, 1.9, 30)
-    return {k: 2 * min(descend(lambda s, r=r: r, k, seed=7) for r in rates) + 1e-12 for k in (1, 4, 16, 48)}
+    best = {k: min(rates, key=lambda r: descend(lambda _: r, k, seed=7)) for k in (1, 4, 16, 48)}
+    return {k: max(1e-12, descend(lambda _, k=k: best[k] / 2, k, seed=7)) for k in best}
 
 
 scale = Exercise(
@@ -133,8 +134,8 @@ scale = Exercise(
     answer="scale",
     question="**Open.** Write `scale(staleness)`, one rule for every crowd: the learning rate of a gradient that is so "
     "many updates old. `exercises.descend(scale, workers)` tells what is left of a quadratic's loss with 1, 4, 16 or "
-    "48 asynchronous workers. At most `exercises.limits()` may be left: twice what the best constant rate of each "
-    "crowd leaves.",
+    "48 asynchronous workers. At most `exercises.limits()` may be left: what half of the best constant rate of "
+    "each crowd leaves.",
     hints=(
         "A constant that suits 48 workers is far too small for one. Look at what exercise 2 found.",
         "Both small and large staleness occur in one run: what must hold is a product.",
