@@ -145,8 +145,11 @@ def crowd_plan(run: RunTrials) -> None:
     for workers in (1, 16):
         for momentum in MOMENTA:
             train.tune(run, workers=workers, **arm | {"momentum": momentum}, **options)
-    for workers, each in ((1, 4), (32, 4), (64, 4), (1, 8)):
-        train.tune(run, workers=workers, **arm | {"each": each}, **options)
+    for workers, aware, each in ((1, False, 4), (32, False, 4), (32, True, 4), (64, False, 4), (1, False, 8)):
+        own = arm | {"workers": workers, "aware": aware, "each": each}
+        train.tune(run, **own, **options)
+        if workers == 32:
+            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
 
 
 CROWD = Experiment(
