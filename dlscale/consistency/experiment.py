@@ -1,0 +1,158 @@
+"""The recorded experiments of notebook 10: the whole spectrum of consistency, and asynchrony with 1 to 64 workers."""
+
+import functools
+import math
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from dlscale import consistency
+from dlscale.consistency import IDEAL, Timeline, Wire
+from dlscale.course.records import Experiment, Measures, RunTrials
+from dlscale.lab import data, models, train
+from dlscale.lab.data import Dataset
+
+BATCH, GRADIENTS, LOOK, WORKERS = 16, 6400, 400, 8
+CHANCE, AIM = 10.0, 50.0  # percent
+RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+TUNING_SEEDS, TEST_SEEDS = (200, 201), range(40, 48)
+MEASURES = ("accuracy", "accuracy_in_time", "seconds", "loss", "early_loss")
+TOLERANCE = {"accuracy": 1.0, "accuracy_in_time": 1.0, "seconds": 100.0, "loss": 0.02, "early_loss": 1e-3}
+CHAOTIC = ("accuracy", "accuracy_in_time", "seconds", "loss")  # rounding grows until it counts as much as another seed
+
+ARMS: dict[str, dict[str, Any]] = {
+    "synchronous": {"policy": "synchronous"},
+    "stale-synchronous, bound 3": {"policy": "stale-synchronous", "bound": 3},
+    "asynchronous": {"policy": "asynchronous"},
+    "Downpour, every 5": {"policy": "Downpour", "every": 5},
+    "gossip": {"policy": "gossip", "graph": "exponential"},
+    "elastic, every 10": {"policy": "elastic", "every": 10},
+    "averaging, every 10": {"policy": "averaging", "every": 10},
+    "ensemble": {"policy": "ensemble"},
+}
+SEVEN = "synchronous, slowest left out"
+CONTROLS: dict[str, dict[str, Any]] = {
+    SEVEN: {"policy": "synchronous"},
+    "elastic, every 100": {"policy": "elastic", "every": 100},
+    "averaging, every 100": {"policy": "averaging", "every": 100},
+}
+# a gradient takes a second; on the slow network a message of all weights takes a tenth; the server is four machines
+SLOW_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 0.1, shards=4)
+SCENARIOS: dict[str, tuple[float, Wire]] = {
+    "equal workers": (1.0, IDEAL),
+    "one four times slower": (4.0, IDEAL),
+    "slow network": (1.0, SLOW_NETWORK),
+}
+
+
+def model() -> models.Model:
+    """A small perceptron for MNIST-1D."""
+    return models.mlp((40, 64, 64, 10))
+
+
+@functools.cache
+def examples() -> dict[str, Dataset]:
+    """MNIST-1D without the examples held out, judged by these ("validation") or by the "test" examples."""
+    full, held_out = data.load("mnist1d"), data.validation_split(data.load("mnist1d"), fraction=0.25)
+    test = Dataset("mnist1d_test", held_out.x_train, held_out.y_train, full.x_test, full.y_test, full.classes)
+    return {"validation": held_out, "test": test}
+
+
+@functools.lru_cache(maxsize=64)
+def order(arm: str, scenario: str, seed: int, gradients: int = GRADIENTS) -> Timeline:
+    """The timeline of eight workers by an arm."""
+    slowest, wire = SCENARIOS[scenario]
+    times = consistency.durations(WORKERS, gradients // WORKERS * 2, slowest=slowest, seed=seed)
+    times = times[:-1] if arm == SEVEN else times
+    return consistency.timeline(**(ARMS | CONTROLS)[arm], times=times, gradients=gradients, wire=wire, seed=seed)
+
+
+@functools.lru_cache(maxsize=64)
+def crowd(workers: int, seed: int, gradients: int = GRADIENTS) -> Timeline:
+    """The timeline of asynchronous, equal workers."""
+    times = consistency.durations(workers, gradients // workers * 2, seed=seed)
+    return consistency.timeline("asynchronous", times, gradients)
+
+
+def measure(timeline: Timeline, learning_rate: float, seed: int, judged_on: str, **options: Any) -> Measures:
+    """Accuracies in percent: after all gradients, and in the seconds that equal workers need if nobody waits; seconds
+    until the accuracy `AIM` is reached, or, where it is not, until the end."""
+    options |= {"batch_size": BATCH, "every": LOOK, "learning_rate": learning_rate, "seed": seed}
+    result = consistency.train(timeline, model(), examples()[judged_on], **options)
+    losses, accuracy = result.history.loss, 100 * result.history.test_accuracy
+    failed = bool(result.diverged_at >= 0)
+    seconds = np.maximum.accumulate(timeline.applied)[LOOK - 1 :: LOOK]
+    budget = len(losses) / WORKERS
+    in_time = float(np.interp(budget, [0, *seconds], [CHANCE, *accuracy]))
+    reached = accuracy >= AIM if not failed else np.zeros(len(accuracy), bool)
+    until = float(seconds[reached.argmax()] if reached.any() else seconds[-1])
+    last = math.nan if failed else float(losses[-LOOK:].mean())
+    found = (CHANCE, CHANCE) if failed else (float(accuracy[-1]), in_time)
+    return dict(zip(MEASURES, (*found, until, last, float(losses[min(100, len(losses) - 1)])), strict=True))
+
+
+# The spectrum
+
+
+def spectrum_trial(arm: str, scenario: str, each: int, learning_rate: float, seed: int, judged_on: str) -> Measures:
+    """Eight workers; `each`: so many times the gradients."""
+    return measure(order(arm, scenario, seed, each * GRADIENTS), learning_rate, seed, judged_on)
+
+
+def spectrum_plan(run: RunTrials) -> None:
+    """Each arm at the best of the same rates, on held-out examples: by accuracy at the end, and by that in time."""
+    arms = [(arm, scenario) for scenario in SCENARIOS for arm in ARMS]
+    arms += [(arm, "one four times slower" if arm == SEVEN else "equal workers") for arm in CONTROLS]
+    for arm, scenario in arms:
+        for by in ("accuracy", "accuracy_in_time"):
+            options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter(by)}
+            train.tune(run, arm=arm, scenario=scenario, each=1, learning_rate=RATES[2:], **options)
+    given = {"arm": "ensemble", "scenario": "equal workers", "judged_on": "test", "learning_rate": 0.1}
+    run([given | {"each": WORKERS, "seed": seed} for seed in TEST_SEEDS])  # a member has as many as all had
+
+
+SPECTRUM = Experiment(
+    "consistency-spectrum", "from synchronous training to an ensemble: eight ways of agreeing, three machines, tuned",
+    spectrum_trial, spectrum_plan, TOLERANCE, CHAOTIC, {"judged_on": "test", "each": 1},
+)  # fmt: skip
+
+# The crowd
+
+CROWDS, AWARE, MOMENTA = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64), (0.3, 0.6, 0.9)
+
+
+def crowd_trial(
+    workers: int, aware: bool, momentum: float, each: int, learning_rate: float, seed: int, judged_on: str
+) -> Measures:
+    """Asynchronous workers; `aware`: the rate of a gradient is divided by its staleness (Zhang et al. 2016)."""
+    timeline = crowd(workers, seed, each * GRADIENTS)
+    scales = 1 / np.maximum(1, timeline.staleness) if aware else None
+    return measure(timeline, learning_rate, seed, judged_on, scales=scales, momentum=momentum)
+
+
+def crowd_plan(run: RunTrials) -> None:
+    """Each tuned on the same rates, and at the rate that is best for one worker; some with more gradients."""
+    options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
+    options |= {"learning_rate": RATES}
+    arm = {"aware": False, "momentum": 0.0, "each": 1}
+    alone = train.tune(run, workers=1, **arm, **options).setting["learning_rate"]
+    for aware, crowds in ((False, CROWDS[1:]), (True, AWARE)):
+        for workers in crowds:
+            own = arm | {"workers": workers, "aware": aware}
+            train.tune(run, **own, **options)
+            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+    for workers in (1, 16):
+        for momentum in MOMENTA:
+            train.tune(run, workers=workers, **arm | {"momentum": momentum}, **options)
+    for workers, aware, each in ((1, False, 4), (32, False, 4), (32, True, 4), (64, False, 4), (1, False, 8)):
+        own = arm | {"workers": workers, "aware": aware, "each": each}
+        train.tune(run, **own, **options)
+        if workers == 32:
+            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+
+
+CROWD = Experiment(
+    "consistency-crowd", "asynchronous training with 1 to 64 workers: fixed and tuned rates, staleness-aware, momentum",
+    crowd_trial, crowd_plan, TOLERANCE, CHAOTIC, {"judged_on": "test"},
+)  # fmt: skip
