@@ -480,7 +480,7 @@ def test_other_blocks():
         "[16, 64]": "[8, 256]",
     }
     found = cells(
-        changes, "91", "92", "93", "94", "95", "97", "97-machine", "97-predict", "98", "98-times", "99", "101"
+        changes, "91", "92", "93", "94", "95", "97", "98", "98-times", "99", "101", "97-machine", "97-predict"
     )
     assert found["relative_time"]("blocks of 256").keys() == {1.0}
     assert len(found["relative_time"]("blocks of 8")) == 5

@@ -219,12 +219,13 @@ plan = Exercise(
     "It must fit, and its accuracy, over the ten networks with seeds 10 to 19, must be within 1.25 points of the dense "
     "ones'.",
     hints=(
-        "Start from the figure: which points right of 1 kilobyte lie near the dashed line?",
-        "kilobytes(piece, density, bits, encoding).mean() tells the size. Half the bits: twice the weights.",
+        "Set the slider to 8 bits: which density of each kind has its mark between 1 and 1.5 kilobytes? Then see left "
+        "how far below the dashed line it is.",
+        "kilobytes(piece, density, bits, encoding).mean() tells the size. Half the bits: nearly twice the weights.",
     ),
     code='plan = dict(piece="weight", density=0.12, bits=8, encoding="relative")',
     wrong=_plan,
-    right="several plans do: fewer bits and more weights, or more bits and larger pieces.",
+    right="several plans do: single weights leave room for more bits; larger pieces need more weights, at fewer bits.",
 )
 
 

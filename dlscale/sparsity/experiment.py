@@ -230,18 +230,23 @@ def recurrent_plan(run: RunTrials) -> None:
     """As `granularity_plan`, for both widths; the large net also with as many parameters as the small one."""
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
-        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, TEST_SEEDS[:10], hidden=hidden, density=density)
+        seeds = TEST_SEEDS if hidden == LARGE and density in (0.1, 1.0) else TEST_SEEDS[:10]
+        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, seeds, hidden=hidden, density=density)
 
 
 # When to prune, and where: an MLP on digits, the way, the allocation and the density being settings
 
 WAYS = ("not at all", "at once", "gradually", "in rounds", "in rounds, rewound")
+CUTS = {"at once at 30 %": 0.3, "at once at 60 %": 0.6}  # of the steps: is half of them a bad moment?
+NARROW = "narrow, dense"  # a network that is small from the start
 ALLOCATIONS = ("global", "uniform", "ERK")
 WAY_DENSITIES = (0.01, 0.02, 0.05, 0.1)
 RATES, WAY_TUNING_SEEDS, WAY_SEEDS = (0.05, 0.1, 0.2, 0.4, 0.8), range(100, 104), range(20, 36)
+EQUAL_WORK_SEEDS = range(36, 68)
+LOWER_RATES = (0.0125, 0.025, *RATES)  # for the narrow net and for long training, which learn best at small rates
 STEPS, ROUNDS, EVERY, EARLY = 360, 4, 30, 15
 WAY_BATCH, WAY_EPOCHS = 100, 6
-NETWORK = models.mlp((196, 64, 64, 10))
+NETWORK, NARROW_NETWORK = models.mlp((196, 64, 64, 10)), models.mlp((196, 4, 10, 10))  # 5.4 % of the weights
 SHAPES = {"dense1": (196, 64), "dense2": (64, 64), "output": (64, 10)}
 
 
@@ -270,7 +275,8 @@ def density_at(step: Array, final: Array, way: Array) -> Array:
     at_once = jnp.where(done < 1 / 2, 1.0, final)
     cubic = final + (1 - final) * (1 - jnp.clip((done - 0.2) / 0.5, 0, 1)) ** 3
     rounds = final ** (jnp.floor(done * ROUNDS) / (ROUNDS - 1))
-    return jnp.stack([jnp.ones_like(cubic), at_once, cubic, rounds, rounds])[way]
+    others = [jnp.where(done < moment, 1.0, final) for moment in CUTS.values()]
+    return jnp.stack([jnp.ones_like(cubic), at_once, cubic, rounds, rounds, *others])[way]
 
 
 def _momentum(
@@ -323,11 +329,13 @@ def _digits(judged_on: str) -> Dataset:
     return replace(examples, x_train=_pooled(examples.x_train), x_test=x, y_test=y)
 
 
-def _fitted(optimizer: train.Optimizer, judged_on: str, epochs: int, seed: int, **setting: float) -> train.Run:
+def _fitted(
+    optimizer: train.Optimizer, judged_on: str, epochs: int, seed: int, network: Model = NETWORK, **setting: float
+) -> train.Run:
     """A run, also one that diverged: its accuracies from there on are NaN."""
     options = {"batch_size": WAY_BATCH, "epochs": epochs, "seed": seed, "progress": False, **setting}
     try:
-        return train.fit(NETWORK, _digits(judged_on), optimizer, **options)
+        return train.fit(network, _digits(judged_on), optimizer, **options)
     except train.Diverged as error:
         reached = error.run.history.test_accuracy
         accuracy = np.concatenate([reached[:-1], np.full(epochs - len(reached) + 1, np.nan)])
@@ -342,8 +350,9 @@ def ways_trial(
     way: str, allocation: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
     """Accuracies in percent after each epoch, the last as "accuracy", and the layers' densities in the end."""
-    setting = {"way": WAYS.index(way), "density": density, "learning_rate": learning_rate}
-    run = _fitted(PRUNING[allocation], judged_on, WAY_EPOCHS, seed, **setting)
+    network, number = (NARROW_NETWORK, 0) if way == NARROW else (NETWORK, [*WAYS, *CUTS].index(way))
+    setting = {"way": number, "density": density, "learning_rate": learning_rate}
+    run = _fitted(PRUNING[allocation], judged_on, WAY_EPOCHS, seed, network, **setting)
     accuracies = {f"epoch{i + 1}": 100 * float(a) for i, a in enumerate(run.history.test_accuracy)}
     accuracies["accuracy"] = accuracies.pop(f"epoch{WAY_EPOCHS}")
     return accuracies | _kept(run.params)
@@ -354,9 +363,12 @@ def ways_plan(run: RunTrials) -> None:
     arms = [("not at all", "global", 1.0)]
     arms += [(way, "global", density) for way in WAYS[1:] for density in WAY_DENSITIES]
     arms += [("gradually", allocation, density) for allocation in ALLOCATIONS[1:] for density in WAY_DENSITIES]
+    arms += [(way, "global", 0.05) for way in CUTS] + [(NARROW, "global", 1.0)]
     for way, allocation, density in arms:
         arm = {"way": way, "allocation": allocation, "density": density}
-        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
+        rates = LOWER_RATES if way == NARROW else RATES
+        compared = (allocation, density) == ("ERK", 0.05)  # with RigL at equal work
+        _tuned(run, rates, WAY_TUNING_SEEDS, [*WAY_SEEDS, *(EQUAL_WORK_SEEDS if compared else [])], **arm)
 
 
 # Rounds in full: each as long as the first training, with the same schedule of the rate
@@ -409,7 +421,7 @@ CHANGES = {"fixed mask": (0.0, 0), "SET": (0.3, 0), "RigL": (0.3, 1)}  # the sha
 SHARINGS = ("uniform", "ERK", "found")
 FOUND = (0.032, 0.077, 0.224)  # the layers' densities that gradual pruning with one ranking ends at
 EXCHANGE_EVERY = 45
-EQUAL_WORK = 6  # times the steps: RigL at 5 % then does as many multiplications as pruning gradually does
+EQUAL_WORK = 7  # times the steps: RigL at 5 % then does about as many multiplications as pruning gradually does
 
 
 def _rank(scores: Array) -> Array:
@@ -499,7 +511,8 @@ def dynamic_plan(run: RunTrials) -> None:
     arms = [(*arm, 1, 1) for arm in itertools.product(CHANGES, SHARINGS)] + [(name, "ERK", 0, 1) for name in CHANGES]
     for change, sharing, scaled, times in [*arms, ("RigL", "ERK", 1, EQUAL_WORK)]:
         arm = {"change": change, "sharing": sharing, "scaled": scaled, "times": times, "density": 0.05}
-        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
+        rates, seeds = (RATES, WAY_SEEDS) if times == 1 else (LOWER_RATES, EQUAL_WORK_SEEDS)
+        _tuned(run, rates, WAY_TUNING_SEEDS, seeds, **arm)
 
 
 GRANULARITY = Experiment(
@@ -532,7 +545,7 @@ _LAYERS = dict.fromkeys((f"{name}_density" for name in SHAPES), 0.2)
 
 WAYS_RECORD = Experiment(
     "sparsity-ways",
-    "four ways to prune and three allocations to the layers, at four densities, tuned",
+    "four ways to prune, three allocations to the layers, other moments of the cut and a narrow net, tuned",
     ways_trial,
     ways_plan,
     dict.fromkeys((*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"), 1.0) | _LAYERS,
