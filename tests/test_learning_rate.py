@@ -284,11 +284,13 @@ def test_a_comparison_that_is_suggested_runs(name, monkeypatch, capsys):
     assert all(np.isfinite(found["tested"](arm)).all() for arm in found["arms"])
 
 
-def test_cross_entropy_in_section_2_runs_and_gets_flat_in_the_end(monkeypatch):
+def test_cross_entropy_in_section_2_does_not_stay_at_the_line(monkeypatch):
     monkeypatch.setenv("DLSCALE_CACHE", "off")
     body = CELLS["23"][CELLS["23"].index("    error = ") :]
     logits = "tanh_network.apply(as_params(w), x)"
     new = suggested(f"optax.softmax_cross_entropy_with_integer_labels({logits}, y).mean()")
-    found = run_cells("01 03 23 25 26 34", {body: f"    return {new}\n", "length=56": "length=160"})
-    sharpness = np.array(found["descend"](found["first"](8), 0.4, found["x"], found["y"])[0])
-    assert np.isfinite(sharpness).all() and sharpness[-1] < 0.8 * sharpness.max()
+    found = run_cells("01 03 23 25 26 34", {body: f"    return {new}\n"})
+    for rate in (0.1, 0.2, 0.4, 0.8):
+        sharpness = np.array(found["descend"](found["first"](8), rate, found["x"], found["y"])[0])
+        assert sharpness[0] < sharpness.max() > 1.5 * sharpness[-1]
+        assert (sharpness.max() > 2 / rate) == (rate == 0.8)
