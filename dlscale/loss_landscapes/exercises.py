@@ -200,7 +200,7 @@ def _disguise(answer: Any) -> str | None:
         if (ratio := rise / rise_before) > 0.5:
             return f"The loss still rises {ratio:.2f} times as much: at most half is asked."
         if now > 2.5 * before:
-            return f"A plateau, not a minimum: the loss in the middle is {now / before:.1f} times what it was."
+            return f"Too flat: the loss in the middle is {now / before:.2f} times what it was; at most 2.5 is asked."
     return None
 
 

@@ -396,7 +396,7 @@ BATCHES = Experiment(
 def noise_plan(run: RunTrials) -> None:
     """A batch four times as large, with a rate as much larger and with the same rate, on seeds of its own."""
     arms = (16, 2.0**-6), (64, 2.0**-4), (64, 2.0**-6)
-    run([{"batch": b, "rate": r, "seed": seed, "judged_on": "test"} for b, r in arms for seed in range(330, 338)])
+    run([{"batch": b, "rate": r, "seed": seed, "judged_on": "test"} for b, r in arms for seed in range(338, 346)])
 
 
 NOISE = dataclasses.replace(
