@@ -746,6 +746,32 @@ def test_the_rounding_of_the_notebook_is_exact_from_its_bounds_on():
     assert jax.jit(cells["round_to"])(below, cells["number"]("bfloat16")) != quantize(below, "bfloat16")
 
 
+def test_the_loss_scale_of_the_notebook_adapts_as_the_librarys():
+    cells, rng = Cells("05_precision"), np.random.default_rng(0)
+    cells.data |= rounding().data
+    cells.run("precision-24")
+    gradients = jnp.asarray(rng.normal(size=(300, 4)), jnp.float32).at[rng.integers(0, 300, 20)].set(jnp.inf)
+    optimizer = precision.dynamic_loss_scale(optax.sgd(0.1, 0.9), initial=1024.0, period=10)
+
+    def ours(state, g):
+        w, m, scale, good = state
+        finite = jnp.isfinite(g).all()
+        new_m = 0.9 * m + g / scale
+        w, m = jnp.where(finite, w - 0.1 * new_m, w), jnp.where(finite, new_m, m)
+        return (w, m, *cells["adapt"](scale, good, finite, 10, 2.0)), scale
+
+    def library(state, g):
+        w, memory = state
+        step, new_memory = optimizer.update(g, memory, w)
+        return (optax.apply_updates(w, step), new_memory), precision.scale_of(memory)
+
+    zero = jnp.zeros(4)
+    (w_ours, *_), scales_ours = jax.lax.scan(ours, (zero, zero, jnp.float32(1024), jnp.int32(0)), gradients)
+    (w_library, _), scales_library = jax.lax.scan(library, (zero, optimizer.init(zero)), gradients)
+    assert (scales_ours == scales_library).all() and len(set(scales_ours.tolist())) > 4
+    np.testing.assert_allclose(w_ours, w_library, atol=1e-6)
+
+
 TRAINING = (
     "precision-17", "precision-21", "precision-22", "precision-24", "precision-25", "precision-27",
     "precision-chances", "precision-27-prepare", "precision-28", "precision-28-job", "precision-29",

@@ -211,11 +211,15 @@ def _random(answer: Any) -> str | None:
             return wrong
         low = np.floor(x / step) * step
         if not np.isin(rounded, [low, x] if low == x else [low, low + step]).all():
-            return f"{given}: some numbers go elsewhere than to one of the two neighbours (a multiple stays what it is)."
+            return (
+                f"{given}: some numbers go elsewhere than to one of the two neighbours (a multiple stays what it is)."
+            )
         spread = np.sqrt((x - low) * (low + step - x))  # of a single draw; of means over rows and columns, and of all
         off = [np.abs(rounded.mean(axis) - x).max() * np.sqrt(n) for axis, n in ((0, 200), (1, 100), (None, 20_000))]
         if max(off) > 5.5 * spread:
-            return f"{given}, 20,000 draws of their own: the mean {rounded.mean():.5g} (or that of a row) is too far off."
+            return (
+                f"{given}, 20,000 draws of their own: the mean {rounded.mean():.5g} (or that of a row) is too far off."
+            )
     return None
 
 
