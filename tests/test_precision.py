@@ -648,6 +648,15 @@ def scaled_by_counting(w, gradients, rate, scale, period):
     return np.asarray(w), np.array(scales)
 
 
+def at_random_by_noise(x, fraction_bits, rng):
+    return np.floor(np.ldexp(x, fraction_bits) + rng.random(x.shape)) * 2.0**-fraction_bits
+
+
+def at_random_by_shift(x, fraction_bits, rng):
+    draws = [rng.uniform(-0.5, 0.5) for _ in range(x.size)]
+    return np.round(x * 2**fraction_bits + np.reshape(draws, x.shape)) / 2**fraction_bits
+
+
 def in_chunks(size: int):
     def adding_order(count):
         heads = range(0, count, size)
@@ -662,6 +671,8 @@ def in_chunks(size: int):
     [
         (exercises.decode, decode_by_steps),
         (exercises.scaler, scaled_by_counting),
+        (exercises.random, at_random_by_noise),
+        (exercises.random, at_random_by_shift),
         (exercises.flex, flex_by_hand),
         (exercises.summing, in_chunks(50)),
         (exercises.summing, in_chunks(32)),
@@ -680,6 +691,12 @@ SPOILT = [
     (exercises.scaler, "scale, good = scale / 2, 0", "scale = scale / 2"),
     (exercises.scaler, "scale, good = 2 * scale, 0", "scale = 2 * scale"),
     (exercises.scaler, "if np.isfinite(g).all():", "if True:"),
+    (exercises.random, "rng.random(x.shape) < chance", "chance >= 0.5"),
+    (exercises.random, "rng.random(x.shape) < chance", "(rng.random(x.shape) < 0.5) * (chance > 0)"),
+    (exercises.random, "rng.random(x.shape) < chance", "rng.random(x.shape) < 1 - chance"),
+    (exercises.random, "rng.random(x.shape) < chance", "rng.random() < chance"),
+    (exercises.random, "rng.random(x.shape) < chance", "rng.random(x.shape[1]) < chance"),
+    (exercises.random, "lower = np.floor(scaled)", "lower = np.trunc(scaled)"),
     (exercises.flex, "+ 100 * unit", ""),
     (exercises.flex, "3 * maxima.std()", "0"),
     (exercises.flex, "np.clip(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31, 0)", "np.ceil(np.log2(expected))"),
@@ -729,6 +746,32 @@ def test_the_rounding_of_the_notebook_is_exact_from_its_bounds_on():
     assert jax.jit(cells["round_to"])(below, cells["number"]("bfloat16")) != quantize(below, "bfloat16")
 
 
+def test_the_loss_scale_of_the_notebook_adapts_as_the_librarys():
+    cells, rng = Cells("05_precision"), np.random.default_rng(0)
+    cells.data |= rounding().data
+    cells.run("precision-24")
+    gradients = jnp.asarray(rng.normal(size=(300, 4)), jnp.float32).at[rng.integers(0, 300, 20)].set(jnp.inf)
+    optimizer = precision.dynamic_loss_scale(optax.sgd(0.1, 0.9), initial=1024.0, period=10)
+
+    def ours(state, g):
+        w, m, scale, good = state
+        finite = jnp.isfinite(g).all()
+        new_m = 0.9 * m + g / scale
+        w, m = jnp.where(finite, w - 0.1 * new_m, w), jnp.where(finite, new_m, m)
+        return (w, m, *cells["adapt"](scale, good, finite, 10, 2.0)), scale
+
+    def library(state, g):
+        w, memory = state
+        step, new_memory = optimizer.update(g, memory, w)
+        return (optax.apply_updates(w, step), new_memory), precision.scale_of(memory)
+
+    zero = jnp.zeros(4)
+    (w_ours, *_), scales_ours = jax.lax.scan(ours, (zero, zero, jnp.float32(1024), jnp.int32(0)), gradients)
+    (w_library, _), scales_library = jax.lax.scan(library, (zero, optimizer.init(zero)), gradients)
+    assert (scales_ours == scales_library).all() and len(set(scales_ours.tolist())) > 4
+    np.testing.assert_allclose(w_ours, w_library, atol=1e-6)
+
+
 TRAINING = (
     "precision-17", "precision-21", "precision-22", "precision-24", "precision-25", "precision-27",
     "precision-chances", "precision-27-prepare", "precision-28", "precision-28-job", "precision-29",
@@ -754,19 +797,17 @@ def test_formats_of_ones_own_train():
 
 def test_weights_in_another_format_can_be_rounded_at_random():
     cells = training()
-    cells["NUMBERS"]["at random"] = cells["NUMBERS"]["float8_e4m3fn"]._replace(dice=1.0)
-    jobs = [
-        dict(cells["SCALED"], rate=0.1, weights="at random", momentum="float32", seed=seed) for seed in range(200, 203)
-    ]
+    how = dict(cells["SCALED"], rate=0.1, weights="float8_e4m3fn", dice=1.0, momentum="float32")
+    jobs = [dict(how, seed=seed) for seed in range(200, 203)]
     assert all(run.test > 20 for run in cells["run_all"](cells["ordinary"], jobs))
 
 
 def test_the_dice_of_the_notebook_have_the_mean_they_should():
     """The same weight at many moments, and many weights at one: a third of a step up is a third of all."""
     cells = training()
-    f = cells["NUMBERS"]["float8_e5m2"]._replace(dice=1.0)
+    f, chances = cells["NUMBERS"]["float8_e5m2"], cells["chances"]
     for size, moments in ((2**13, [5]), (64, range(2_000_000, 2_000_128))):
-        rounded = np.stack([f.fit(jnp.full(size, 1 + 1 / 12), moment) for moment in moments])
+        rounded = np.stack([f.fit(jnp.full(size, 1 + 1 / 12), chances(moment, (size,))) for moment in moments])
         assert set(np.unique(rounded)) == {1.0, 1.25}
         assert abs((rounded == 1.25).mean() - 1 / 3) < 0.03
 

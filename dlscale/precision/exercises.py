@@ -202,6 +202,51 @@ def lost_below(weight, mantissa_bits):
 )
 
 
+def _random(answer: Any) -> str | None:
+    rng = np.random.default_rng(8)
+    for x, fraction_bits in ((0.3, 4), (-1.7, 3), (-0.01, 5), (2.99, 10), (-1.25, 3), (0.5, 1)):
+        step, given = 2.0**-fraction_bits, f"{x:g} with {fraction_bits} fraction bits"
+        rounded = np.asarray(answer(np.full((200, 100), x), fraction_bits, rng), float)
+        if wrong := compare(f"The shape of 200 × 100 times {given}", rounded.shape, (200, 100)):
+            return wrong
+        low = np.floor(x / step) * step
+        if not np.isin(rounded, [low, x] if low == x else [low, low + step]).all():
+            return (
+                f"{given}: some numbers go elsewhere than to one of the two neighbours (a multiple stays what it is)."
+            )
+        spread = np.sqrt((x - low) * (low + step - x))  # of a single draw; of means over rows and columns, and of all
+        off = [np.abs(rounded.mean(axis) - x).max() * np.sqrt(n) for axis, n in ((0, 200), (1, 100), (None, 20_000))]
+        if max(off) > 5.5 * spread:
+            return (
+                f"{given}, 20,000 draws of their own: the mean {rounded.mean():.5g} (or that of a row) is too far off."
+            )
+    return None
+
+
+random = Exercise(
+    id="precision-random",
+    answer="at_random",
+    question="Write `at_random(x, fraction_bits, rng)`: stochastic rounding of an array of floats, some of them "
+    "negative, to whole multiples of $2^{-FL}$, where `fraction_bits` is FL. Each number goes to one of its two "
+    "neighbours, by a draw of its own from `rng`, a `np.random.Generator`, with the probability above; multiples stay "
+    "what they are. (Nothing here is too large.)",
+    hints=(
+        "Count in steps: scaled = x * 2.0**fraction_bits; np.floor gives the lower neighbour, of negative numbers too.",
+        "rng.random(x.shape) < p is true with the probability p, for each number by itself.",
+    ),
+    code="""
+def at_random(x, fraction_bits, rng):
+    scaled = x * 2.0**fraction_bits
+    lower = np.floor(scaled)
+    chance = scaled - lower
+    up = rng.random(x.shape) < chance
+    return (lower + up) / 2.0**fraction_bits
+""",
+    wrong=_random,
+    right="each result is wrong by up to a step, and their mean is right: small updates add up.",
+)
+
+
 def _flex(answer: Any) -> str | None:
     rng = np.random.default_rng(7)
     for mantissa_bits in (16, 12, 8):
