@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import gradient_compression as room
+from dlscale.gradient_compression import exercises
 from dlscale.lab import program
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
@@ -411,3 +413,114 @@ def test_doubling_needs_a_power_of_two():
 def test_a_vote_is_what_most_say():
     decoded = jnp.asarray([[0.1, -0.2, 0.3], [0.1, 0.2, 0.3], [0.1, -0.2, -0.3]])
     assert np.allclose(room.vote(decoded), [0.1, -0.2, 0.3])
+
+
+# What the notebook suggests
+
+NAMES = {"jax": jax, "jnp": jnp, "np": np, "compression": room, "math": math}
+
+
+def cells(*identities):
+    found = Cells("11_gradient_compression")
+    found.update(NAMES)
+    found.run(*identities)
+    return found
+
+
+def test_equal_entries_by_hand_never_fill_in():
+    lists, sent = cells("compression-doubling-hand")["doubling_by_hand"]([{1: 1.0, 5: 2.0}] * 8)
+    assert lists == [{1: 8.0, 5: 16.0}] * 8 and (sent == 3 * 2 * 8).all()
+
+
+def test_feedback_by_hand_around_one_bit_loses_nothing():
+    compressor = cells("compression-feedback-hand")["error_feedback_by_hand"](room.one_bit())
+    state, sent, given_ = compressor.init(gradient()), 0.0, 0.0
+    for seed in range(4):
+        message, state = jit(compressor.encode)(state, gradient(seed))
+        sent, given_ = sent + flat(compressor.decode(message, gradient())), given_ + flat(gradient(seed))
+    assert np.allclose(sent + flat(state[0]), given_, atol=1e-4)
+
+
+def test_another_momentum_by_hand_is_the_librarys():
+    fed = room.error_feedback(room.joined(room.top_k(0.01)))
+    ours = cells("compression-deep-hand")["correction_and_masking_by_hand"](fed, 0.5)
+    library = room.factor_masking(room.momentum_correction(fed, 0.5))
+    states = [c.init(gradient()) for c in (ours, library)]
+    for seed in range(3):
+        (a, mine), (b, theirs) = (
+            jit(c.encode)(s, gradient(seed)) for c, s in zip((ours, library), states, strict=True)
+        )
+        same(a, b)
+        states = [mine, theirs]
+
+
+def test_eight_bits_leave_little_behind():
+    x = flat(gradient())
+    assert np.sum((cells("compression-methods")["level"](x, 8) - x) ** 2) < 1e-2 * np.sum(x**2)
+
+
+def test_elias_bits_by_hand_are_those_of_codes_written_out():
+    def omega(number):
+        code = "0"
+        while number > 1:
+            code, number = f"{number:b}" + code, number.bit_length() - 1
+        return code
+
+    codes = np.random.default_rng(0).integers(-9, 10, 400) * (np.random.default_rng(1).random(400) < 0.2)
+    text, last = "", -1
+    for place in np.flatnonzero(codes):
+        text += omega(int(place - last)) + "+" + omega(abs(int(codes[place])))
+        last = place
+    assert cells("compression-elias-hand")["elias_bits"](codes) == len(text)
+
+
+# Exercises: what is right in another way, and what is nearly right
+
+
+def judged(exercise, text):
+    names = dict(vars(exercises)) | {"np": np}
+    exec(text, names)
+    return exercise.judge(names[exercise.answer])
+
+
+def test_a_code_book_must_fit_and_even_levels_do_not():
+    even = """
+def codebook(x):
+    table = np.linspace(x.min(), x.max(), 4)
+    return np.abs(x[:, None] - table).argmin(1), table
+"""
+    signs = """
+def codebook(x):
+    a = np.abs(x).mean()
+    return (x > 0).astype(int), np.array([-a, a, 0, 0])
+"""
+    for text in (even, signs):
+        right, line = judged(exercises.codebook, text)
+        assert not right and "times that of a good code book" in line
+    quantiles = exercises.codebook.code.replace("[0.05, 0.3, 0.7, 0.95]", "[0.1, 0.4, 0.6, 0.9]")
+    assert judged(exercises.codebook, quantiles)[0]
+
+
+def test_a_step_with_feedback_must_keep_what_it_did_not_send():
+    code = exercises.feedback.code
+    assert judged(
+        exercises.feedback, code.replace("np.argsort(-np.abs(due))[:k]", "np.argpartition(np.abs(due), -k)[-k:]")
+    )[0]
+    for naive, why in (
+        (code.replace("memory + gradient", "gradient"), "in step 2"),
+        (code.replace("    kept[indices] = 0\n", ""), "what is kept"),
+        (code.replace("np.abs(due)", "due"), "the indices are not"),
+        (code.replace("due = memory + gradient", "memory += gradient; due = memory"), "changes the arrays"),
+    ):
+        right, line = judged(exercises.feedback, naive)
+        assert not right and why in line, line
+
+
+def test_other_exercises_refuse_the_naive_answer():
+    assert not exercises.bits_each.judge(lambda rows, columns: 1)[0]
+    assert exercises.bits_each.judge(lambda rows, columns: 8 * (-(-rows * columns // 8) / columns + 8) / rows)[0]
+    assert not exercises.crossing.judge(lambda size, k: 2 ** math.ceil(math.log2(size / k)))[0]
+    last_round = lambda size, k: next(  # noqa: E731
+        2**i for i in range(1, 40) if 8 * room.expected_union(size, k, 2**i) >= 4 * size
+    )
+    assert not exercises.crossing.judge(last_round)[0]
