@@ -19,8 +19,9 @@ from dlscale.lab import data, models, train
 WORKERS, BATCH, EPOCHS, AXIS = 4, 64, 20, "workers"
 MODELS = {"mnist1d": models.mlp((40, 64, 64, 10)), "digits": models.mlp((64, 64, 64, 10))}
 TUNING_SEEDS, TEST_SEEDS = range(200, 202), range(30, 40)
+DEEP_SEEDS = range(50, 60)
 RATES = tuple(2.0**-i for i in range(5, -1, -1))
-MOMENTUM_RATES = tuple(2.0**-i for i in range(8, 2, -1))  # nine tenths of momentum make steps ten times as long
+MOMENTUM_RATES = tuple(2.0**-i for i in range(8, 0, -1))  # nine tenths of momentum make steps ten times as long
 MOMENTUM, CLIP = 0.9, 1.0  # the limit of a gradient's length, divided by √workers for each of them
 WARM_UP = 184  # steps: four epochs of MNIST-1D
 
@@ -196,7 +197,7 @@ def bits_plan(run: RunTrials) -> None:
 def deep_plan(run: RunTrials) -> None:
     """The same for the parts of Deep Gradient Compression, on a grid of rates of their own."""
     for arm in DEEP:
-        train.tune(run, arm=arm, learning_rate=MOMENTUM_RATES, **TUNED)
+        train.tune(run, arm=arm, learning_rate=MOMENTUM_RATES, **TUNED | {"seeds": DEEP_SEEDS})
 
 
 # Rounding moves the loss after twenty updates a little; what follows is chaotic.
