@@ -1,0 +1,552 @@
+"""Gradients in fewer bytes: compressors in one small shape, what can be wrapped around them, and their collectives.
+
+A message is a tree of the arrays that travel: packed bits, indices, values. So its bytes are counted, not claimed.
+What one compressor does with an array is a pair of functions; `by_array` makes them serve a whole gradient, array by
+array, and `joined` makes the gradient one array first. Error feedback, momentum correction, masking and clipping are
+wrappers: each takes a compressor and gives one. Sums over workers name an axis, as in `dlscale.collectives`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.flatten_util import ravel_pytree
+
+from dlscale import collectives
+from dlscale.lab import checks, program
+
+Tree = Any  # a pytree of arrays
+
+ENTRY = 8  # bytes of an entry of a list: an index, int32, and a value, float32
+NOWHERE = np.int32(2**31 - 1)  # the index of an entry that fills a list up to its length: it does not travel
+
+
+class Compressor(NamedTuple):
+    """`init(gradient, seed=0)` gives a state, `encode(state, gradient)` a message and the next state.
+
+    `decode(message, like)` gives a gradient with the structure and the shapes of `like`, at least nearly the one that
+    went in. Workers that are to draw the same random numbers start with the same seed.
+    """
+
+    init: Callable[..., Tree]
+    encode: Callable[[Tree, Tree], tuple[Tree, Tree]]
+    decode: Callable[[Tree, Tree], Tree]
+
+
+class Sparse(NamedTuple):
+    """Some entries of a flat array, in order of their indices; behind them those that fill up, with index NOWHERE."""
+
+    indices: Array  # int32
+    values: Array
+
+
+def nbytes(message: Tree) -> int:
+    """Bytes of a message that travel. Of shapes (`jax.eval_shape`) or in a trace, those of a list without gaps."""
+
+    def one(part: Any) -> int:
+        counted = isinstance(part, Sparse) and not isinstance(part.indices, jax.core.Tracer | jax.ShapeDtypeStruct)
+        return int(_travels(part)) if counted else program.nbytes(*jax.tree.leaves(part))
+
+    return sum(map(one, jax.tree.leaves(message, is_leaf=lambda part: isinstance(part, Sparse))))
+
+
+def _travels(part: Sparse | Array) -> Array:
+    """Bytes of a list without what fills it up, or of an array."""
+    if isinstance(part, Sparse):
+        return (part.indices != NOWHERE).sum() * ENTRY
+    return jnp.int32(program.nbytes(part))
+
+
+# From an array to a gradient
+
+
+def by_array(
+    encode: Callable[[Array, Array], Tree], decode: Callable[[Tree, Any], Array], random: bool = False
+) -> Compressor:
+    """A compressor from `message = encode(key, x)` and `x = decode(message, like)` of single arrays.
+
+    Its state is where its random numbers have got to; without any it is empty, and `key` is None.
+    """
+
+    def encode_all(key: Any, gradient: Tree) -> tuple[list[Tree], Any]:
+        leaves = jax.tree.leaves(gradient)
+        key, *keys = jax.random.split(key, len(leaves) + 1) if random else [key] + [None] * len(leaves)
+        return [encode(own, x) for own, x in zip(keys, leaves, strict=True)], key
+
+    def decode_all(message: list[Tree], like: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(like)
+        return structure.unflatten([decode(part, leaf) for part, leaf in zip(message, leaves, strict=True)])
+
+    return Compressor(lambda gradient, seed=0: jax.random.key(seed) if random else (), encode_all, decode_all)
+
+
+def joined(compressor: Compressor) -> Compressor:
+    """The same for all numbers of a gradient as one flat array: they then compete with each other."""
+
+    def decode(message: Tree, like: Tree) -> Tree:
+        zeros, unravel = ravel_pytree(_zeros(like))
+        return unravel(compressor.decode(message, zeros))
+
+    init = lambda gradient, seed=0: compressor.init(ravel_pytree(_zeros(gradient))[0], seed)  # noqa: E731
+    return Compressor(init, lambda state, gradient: compressor.encode(state, ravel_pytree(gradient)[0]), decode)
+
+
+def _zeros(like: Tree) -> Tree:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+
+
+@functools.cache
+def dense() -> Compressor:
+    """Everything, as it is: what the others are compared with."""
+    return by_array(lambda key, x: x, lambda message, like: message)
+
+
+# Packed bits
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Whole numbers below 2^bits, flat, as (bits, ⌈n / 8⌉) bytes: first the lowest bit of all, then the next."""
+    planes = codes.ravel()[None] >> jnp.arange(checks.whole("bits", bits, high=8), dtype=codes.dtype)[:, None]
+    return jnp.packbits((planes & 1).astype(jnp.uint8), axis=1)
+
+
+def unpack(packed: Array, count: int) -> Array:
+    """The `count` numbers that were packed, as uint8."""
+    planes = jnp.unpackbits(packed, axis=1, count=count)
+    return (planes << jnp.arange(len(packed), dtype=jnp.uint8)[:, None]).sum(0, dtype=jnp.uint8)
+
+
+@functools.cache
+def one_bit() -> Compressor:
+    """A sign for each number, and for each column the means of what is negative in it, and of what is not.
+
+    Seide et al. 2014. An array with one axis is a single column.
+    """
+
+    def encode(key: None, x: Array) -> Tree:
+        x = x.reshape(len(x), -1) if x.ndim > 1 else x.reshape(-1, 1)
+        positive = x >= 0
+        means = [jnp.where(side, x, 0).sum(0) / jnp.maximum(side.sum(0), 1) for side in (~positive, positive)]
+        # a sum over nothing would hide a NaN, which is neither
+        return {"bits": pack(positive.astype(jnp.uint8), 1), "means": jnp.stack(means) + 0 * x.sum(0)}
+
+    def decode(message: Tree, like: Any) -> Array:
+        negative, positive = message["means"]
+        bits = unpack(message["bits"], like.size).reshape(-1, negative.size)
+        return jnp.where(bits == 1, positive, negative).reshape(like.shape)
+
+    return by_array(encode, decode)
+
+
+@functools.cache
+def sign() -> Compressor:
+    """A sign for each number, and for each array the mean magnitude (Bernstein et al. 2018, with a scale)."""
+
+    def encode(key: None, x: Array) -> Tree:
+        return {"bits": pack((x >= 0).astype(jnp.uint8), 1), "scale": jnp.abs(x).mean()}
+
+    def decode(message: Tree, like: Any) -> Array:
+        return ((2.0 * unpack(message["bits"], like.size) - 1) * message["scale"]).reshape(like.shape)
+
+    return by_array(encode, decode)
+
+
+def vote(decoded: Array) -> Array:
+    """(workers, …) of decoded signs: what most workers say, ±, times the mean magnitude; 0 where they are even."""
+    return jnp.sign(jnp.sign(decoded).sum(0)) * jnp.abs(decoded).mean(0)
+
+
+@functools.cache
+def quantised(levels: int, norm: str = "max", clip: float | None = None, rounding: str = "stochastic") -> Compressor:
+    """Each number as one of `levels` multiples of scale / levels, or their negatives, or 0; and a scale for each array.
+
+    `norm`: the scale is the largest magnitude ("max") or the root of the sum of squares ("two", QSGD: Alistarh et al.
+    2017). `clip`: first cut off at so many standard deviations. `rounding`: "stochastic", to the next level above with
+    the probability that makes it right on average, or "nearest". TernGrad (Wen et al. 2017) is `terngrad`.
+    """
+    bits = (2 * checks.whole("levels", levels, high=127)).bit_length()  # for 2 · levels + 1 codes
+    checks.known("norm", norm, ("max", "two")), checks.known("rounding", rounding, ("stochastic", "nearest"))
+
+    def encode(key: Array, x: Array) -> Tree:
+        x = x if clip is None else jnp.clip(x, -clip * x.std(), clip * x.std())
+        scale = jnp.abs(x).max() if norm == "max" else jnp.sqrt((x * x).sum())
+        steps = jnp.clip(x / jnp.where(scale > 0, scale, 1) * levels, -levels, levels)
+        coin = 0.5 if rounding == "nearest" else jax.random.uniform(key, x.shape)
+        codes = jnp.floor(steps) + (coin < steps - jnp.floor(steps)) + levels
+        return {"codes": pack(codes.astype(jnp.uint8), bits), "scale": scale}
+
+    def decode(message: Tree, like: Any) -> Array:
+        codes = unpack(message["codes"], like.size).astype(jnp.float32) - levels
+        return (codes * (message["scale"] / levels)).reshape(like.shape)
+
+    return by_array(encode, decode, random=True)
+
+
+def terngrad(clip: float | None = 2.5) -> Compressor:
+    """−1, 0 or 1 times the largest magnitude of an array, after clipping, right on average (Wen et al. 2017)."""
+    return quantised(1, "max", clip)
+
+
+# Few entries
+
+
+def _running(mask: Array) -> Array:
+    """How many are true up to each entry: sums in rows by a matrix product, several times as fast as `cumsum`."""
+    rows = jnp.pad(mask, (0, -mask.size % 128)).reshape(-1, 128).astype(jnp.float32)
+    within = (rows @ jnp.triu(jnp.ones((128, 128)))).astype(jnp.int32)
+    return (within + (jnp.cumsum(within[:, -1]) - within[:, -1])[:, None]).ravel()[: mask.size]
+
+
+def where_largest(x: Array, k: Array | int) -> Array:
+    """Whether each entry of a flat x is one of the k of the largest magnitude; NaN is the largest. k may be traced.
+
+    Bisection asks 31 times how many are at least so large. `lax.top_k` is faster, but must know k beforehand.
+    """
+    order = lax.bitcast_convert_type(jnp.abs(x), jnp.int32)  # their order is that of the numbers
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = low + (high - low) // 2
+        enough = (order >= middle).sum() >= k
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    last, _ = lax.fori_loop(0, 31, halve, (jnp.int32(0), NOWHERE))
+    above, equal = order > last, order == last
+    return above | (equal & (_running(equal) <= k - above.sum()))  # of equal ones the first
+
+
+def largest(x: Array, k: int) -> Sparse:
+    """The k entries of a flat x of the largest magnitude. Raises ValueError for a k below 1 or above the size."""
+    _, places = lax.top_k(jnp.abs(x), checks.whole("k", k, high=x.size))
+    places = jnp.sort(places)
+    return Sparse(places, x[places])
+
+
+def _listed(x: Array, chosen: Array, length: int) -> Sparse:
+    """The chosen entries of x as a list of this length."""
+    places = jnp.searchsorted(_running(chosen), jnp.arange(1, length + 1)).astype(jnp.int32)
+    there = places < x.size
+    return Sparse(jnp.where(there, places, NOWHERE), jnp.where(there, x[places], 0))
+
+
+def scattered(entries: Sparse, size: int) -> Array:
+    """The flat array of this size that has these entries, and zeros elsewhere."""
+    return jnp.zeros(size, entries.values.dtype).at[entries.indices].add(entries.values, mode="drop")
+
+
+def count(share: float, size: int) -> int:
+    """How many entries a share is: at least one. Raises ValueError unless the share is above 0 and at most 1."""
+    if not 0 < checks.finite("share", share) <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, not {share!r}.")
+    return max(1, round(share * size))
+
+
+def _decode_entries(message: Sparse, like: Any) -> Array:
+    return scattered(message, like.size).reshape(like.shape)
+
+
+@functools.cache
+def top_k(share: float) -> Compressor:
+    """Of each array this share of its entries, those of the largest magnitude: indices and values."""
+    count(share, 1)
+    return by_array(lambda key, x: largest(x.ravel(), count(share, x.size)), _decode_entries)
+
+
+@functools.cache
+def warm_up(share: float, first: float, steps: int) -> Compressor:
+    """`top_k` whose share falls from `first` by equal factors until, after so many steps, it is `share`.
+
+    Its list has the length of the first one; what fills it up later does not travel (`nbytes`). Lin et al. 2018.
+    """
+    checks.whole("steps", steps), count(first, 1)
+
+    def encode(step: Array, gradient: Tree) -> tuple[list[Sparse], Array]:
+        now = first * (share / first) ** jnp.minimum(step / steps, 1.0)
+        leaves = [x.ravel() for x in jax.tree.leaves(gradient)]
+        ks = [jnp.clip(jnp.round(now * x.size), 1, x.size).astype(jnp.int32) for x in leaves]
+        lists = [_listed(x, where_largest(x, k), count(first, x.size)) for x, k in zip(leaves, ks, strict=True)]
+        return lists, step + 1
+
+    return top_k(share)._replace(init=lambda gradient, seed=0: jnp.int32(0), encode=encode)
+
+
+@functools.cache
+def threshold(limit: float) -> Compressor:
+    """The entries of magnitude `limit` or more. How many travel, only the numbers tell."""
+    checks.finite("limit", limit)
+
+    def encode(key: None, x: Array) -> Sparse:
+        return _listed(x.ravel(), ~(jnp.abs(x.ravel()) < limit), x.size)  # NaN, too
+
+    return by_array(encode, _decode_entries)
+
+
+@functools.cache
+def random_k(share: float, unbiased: bool = True) -> Compressor:
+    """Of each array this share of its entries, drawn at random: values, and the key from which indices are drawn again.
+
+    `unbiased`: multiplied by n / k, to be right on average. With error feedback they must stay as they are.
+    """
+    count(share, 1)
+
+    def places(key: Array, size: int) -> Array:
+        return largest(jax.random.uniform(key, (size,)), count(share, size)).indices
+
+    def encode(key: Array, x: Array) -> Tree:
+        factor = x.size / count(share, x.size) if unbiased else 1.0
+        return {"key": jax.random.key_data(key), "values": factor * x.ravel()[places(key, x.size)]}
+
+    def decode(message: Tree, like: Any) -> Array:
+        found = places(jax.random.wrap_key_data(message["key"]), like.size)
+        return _decode_entries(Sparse(found, message["values"]), like)
+
+    return by_array(encode, decode, random=True)
+
+
+# Factors
+
+
+@functools.cache
+def low_rank(rank: int, axis_name: str | None = None) -> Compressor:
+    """A matrix as a product of two, of `rank` columns, by one step of power iteration from the step before.
+
+    PowerSGD (Vogels et al. 2019). With an axis of workers both factors are means over them, two all-reduces, so that
+    all have the same message. Arrays of one axis are sent whole.
+    """
+    checks.whole("rank", rank)
+    mean = (lambda a: a) if axis_name is None else (lambda a: lax.pmean(a, axis_name))
+
+    def init(gradient: Tree, seed: Array | int = 0) -> list[Array]:
+        leaves = jax.tree.leaves(gradient)
+        keys = jax.random.split(jax.random.key(0), len(leaves))  # the same for all workers, whatever their seed
+        return [jax.random.normal(key, (x.size // len(x), rank)) for key, x in zip(keys, leaves, strict=True)]
+
+    def encode(state: list[Array], gradient: Tree) -> tuple[list[Tree], list[Array]]:
+        def one(q: Array, x: Array) -> Tree:
+            matrix = x.reshape(len(x), -1)
+            p = _orthonormal(mean(matrix @ q))
+            return p, mean(matrix.T @ p)
+
+        both = list(zip(state, jax.tree.leaves(gradient), strict=True))
+        message = [one(q, x) if x.ndim > 1 else mean(x) for q, x in both]
+        return message, [part[1] if isinstance(part, tuple) else q for part, (q, _) in zip(message, both, strict=True)]
+
+    def decode(message: list[Tree], like: Tree) -> Tree:
+        leaves, structure = jax.tree.flatten(like)
+        whole = [part[0] @ part[1].T if isinstance(part, tuple) else part for part in message]
+        return structure.unflatten([a.reshape(leaf.shape) for a, leaf in zip(whole, leaves, strict=True)])
+
+    return Compressor(init, encode, decode)
+
+
+def _orthonormal(columns: Array) -> Array:
+    """Gram and Schmidt's method; a column that depends on those before it becomes nearly zero."""
+    done: list[Array] = []
+    for column in columns.T:
+        for other in done:
+            column = column - (column @ other) * other
+        done.append(column / jnp.maximum(jnp.sqrt(column @ column), 1e-12))
+    return jnp.stack(done, axis=1)
+
+
+@functools.cache
+def factors() -> Compressor:
+    """A dense layer's gradient as what it is a product of, activations (examples, in) and errors (examples, out).
+
+    `encode` takes the pair; `decode` gives the product. Nothing is lost.
+    """
+    return Compressor(
+        lambda gradient, seed=0: (), lambda state, pair: (pair, state), lambda message, like: message[0].T @ message[1]
+    )
+
+
+# Wrappers
+
+
+class Memory(NamedTuple):
+    """What a worker remembers, as a gradient, and the state of the compressor inside."""
+
+    own: Tree
+    inner: Tree
+
+
+def _remembering(compressor: Compressor, encode: Callable[[Memory, Tree], tuple[Tree, Memory]]) -> Compressor:
+    """A wrapper with a memory that starts at zero, for `encode` of finite numbers.
+
+    Of a gradient with a number that is not finite nothing is remembered: the message becomes NaN, for all to see.
+    Outside of a trace it raises FloatingPointError. Another structure than the state's raises ValueError.
+    """
+
+    def init(gradient: Tree, seed: Array | int = 0) -> Memory:
+        return Memory(_zeros(gradient), compressor.init(gradient, seed))
+
+    def guarded(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (state.own, gradient)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"The gradient has shapes {shapes[1]}, but the state is for {shapes[0]}: call init again.")
+        finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(gradient)]).all()
+        if not isinstance(finite, jax.core.Tracer) and not finite:
+            raise FloatingPointError("The gradient has a number that is not finite; the state stays as it was.")
+        message, new = encode(state, jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), gradient))
+        return message, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+
+    return Compressor(init, guarded, compressor.decode)
+
+
+@functools.cache
+def error_feedback(compressor: Compressor) -> Compressor:
+    """What was not sent is remembered and added to the next gradient (Seide et al. 2014): nothing is lost."""
+
+    def encode(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
+        due = jax.tree.map(jnp.add, gradient, state.own)
+        message, inner = compressor.encode(state.inner, due)
+        return message, Memory(jax.tree.map(jnp.subtract, due, compressor.decode(message, due)), inner)
+
+    return _remembering(compressor, encode)
+
+
+@functools.cache
+def momentum_correction(compressor: Compressor, momentum: float) -> Compressor:
+    """Each worker remembers its own velocity and compresses that, not the gradient (Lin et al. 2018).
+
+    Who updates the parameters then adds no momentum of its own.
+    """
+
+    def encode(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
+        velocity = jax.tree.map(lambda v, g: momentum * v + g, state.own, gradient)
+        message, inner = compressor.encode(state.inner, velocity)
+        return message, Memory(velocity, inner)
+
+    return _remembering(compressor, encode)
+
+
+@functools.cache
+def factor_masking(compressor: Compressor) -> Compressor:
+    """Around `momentum_correction`: where an entry was sent, the velocity starts at zero again (Lin et al. 2018)."""
+
+    def encode(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
+        message, state = compressor.encode(state, gradient)
+        sent = compressor.decode(message, gradient)
+        return message, state._replace(own=jax.tree.map(lambda v, s: jnp.where(s == 0, v, 0), state.own, sent))
+
+    return compressor._replace(encode=encode)
+
+
+@functools.cache
+def clipped(compressor: Compressor, limit: float) -> Compressor:
+    """A worker's gradient is made no longer than `limit`, before anything else (Lin et al. 2018: local clipping)."""
+
+    def encode(state: Any, gradient: Tree) -> tuple[Tree, Any]:
+        length = jnp.sqrt(sum((x * x).sum() for x in jax.tree.leaves(gradient)))
+        factor = jnp.where(length > limit, limit / length, 1.0)  # NaN stays NaN
+        return compressor.encode(state, jax.tree.map(lambda x: x * factor, gradient))
+
+    return compressor._replace(encode=encode)
+
+
+# Sums over workers
+
+
+def gathered_mean(compressor: Compressor, state: Any, gradient: Tree, axis_name: str) -> tuple[Tree, Any]:
+    """The mean of what all workers' messages say, by an all-gather of the messages; and this worker's next state."""
+    message, state = compressor.encode(state, gradient)
+    messages = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
+    decoded = jax.vmap(lambda one: compressor.decode(one, gradient))(messages)
+    return jax.tree.map(lambda a: a.mean(0), decoded), state
+
+
+def compressed_all_reduce(x: Array, compressor: Compressor, axis_name: str, seed: Array | int = 0) -> Array:
+    """The sum of all workers' flat x, each part compressed on its way to one worker, and its sum on the way back.
+
+    A reduce-scatter and an all-gather of messages: compressed twice, but each worker sends two messages' bytes, however
+    many workers there are. All get the same result.
+    """
+    workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    parts = jnp.pad(x, (0, -x.size % workers)).reshape(workers, -1)
+    seeds = jax.random.bits(jax.random.fold_in(jax.random.key(seed), mine), (workers + 1,))
+
+    def encoded(own: Array, part: Array) -> Tree:
+        return compressor.encode(compressor.init(part, own), part)[0]
+
+    messages = jax.vmap(encoded)(seeds[:-1], parts)
+    received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name), messages)
+    total = jax.vmap(lambda message: compressor.decode(message, parts[0]))(received).sum(0)
+    sums = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), encoded(seeds[-1], total))
+    return jax.vmap(lambda message: compressor.decode(message, parts[0]))(sums).ravel()[: x.size]
+
+
+def expected_union(size: int, k: int, workers: int) -> float:
+    """How many different entries lists of k of `size` have together, if each worker draws its own at random."""
+    return size * (1 - (1 - k / size) ** workers)
+
+
+def merged(a: Sparse, b: Sparse, length: int) -> Sparse:
+    """The sum of two lists as a list of this length, which must do for both together."""
+    indices, values = lax.sort([jnp.concatenate(pair) for pair in zip(a, b, strict=True)], num_keys=1)
+    again = jnp.append(False, (indices[1:] == indices[:-1]) & (indices[1:] != NOWHERE))  # none stands three times
+    values = values + jnp.append(jnp.where(again[1:], values[1:], 0), 0)
+    indices, values = lax.sort([jnp.where(again, NOWHERE, indices), jnp.where(again, 0, values)], num_keys=1)
+    return Sparse(indices[:length], values[:length])
+
+
+SPARSE = ("gather", "doubling", "split")
+
+
+def sparse_all_reduce(
+    own: Sparse, size: int, axis_name: str, algorithm: str = "doubling", switch: bool = True
+) -> tuple[Array, Array]:
+    """The sum of all workers' lists, as a flat array of this size, and the bytes this worker really sent in each step.
+
+    Renggli et al. 2018 (SparCML). "gather": everybody gets all lists. "doubling": two workers exchange what they have,
+    in each round with a partner twice as far away; lists grow, and with `switch` they become an array as soon as they
+    may be longer than it. "split": each worker sums a part of the indices, and then sends all others its sum, with
+    `switch` as an array if the list may be longer. Raises ValueError for "doubling" unless there are 2ⁿ workers.
+    """
+    workers = lax.axis_size(axis_name)
+    checks.known("algorithm", algorithm, SPARSE)
+    if algorithm == "gather":
+        lists = jax.tree.map(lambda a: collectives.all_gather(a, axis_name).ravel(), own)
+        return scattered(lists, size), _travels(own)[None] * (workers - 1)
+    return (_doubling if algorithm == "doubling" else _split)(own, size, axis_name, switch)
+
+
+def _doubling(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array, Array]:
+    workers, sent = lax.axis_size(axis_name), []
+    if workers & (workers - 1):
+        raise ValueError(f'"doubling" needs a power of two of workers, not {workers}: use "split".')
+    part: Sparse | Array = own
+    for d in (2**i for i in range(workers.bit_length() - 1)):
+        if switch and isinstance(part, Sparse) and ENTRY * part.values.size >= 4 * size:
+            part = scattered(part, size)
+        sent.append(_travels(part))
+        other = jax.tree.map(lambda a, d=d: lax.ppermute(a, axis_name, [(w, w ^ d) for w in range(workers)]), part)
+        part = merged(part, other, min(2 * part.values.size, size)) if isinstance(part, Sparse) else part + other
+    return (scattered(part, size) if isinstance(part, Sparse) else part), jnp.stack(sent)
+
+
+def _split(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array, Array]:
+    workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    part = -(-size // workers)  # worker i sums the entries from i · part on
+    length = min(own.values.size, part)
+
+    def for_worker(i: Array) -> Sparse:
+        theirs = (own.indices >= i * part) & (own.indices < (i + 1) * part)
+        indices, values = lax.sort([jnp.where(theirs, own.indices - i * part, NOWHERE), own.values], num_keys=1)
+        return Sparse(indices[:length], values[:length])
+
+    lists = jax.vmap(for_worker)(jnp.arange(workers))
+    sent = _travels(lists) - _travels(jax.tree.map(lambda a: a[mine], lists))
+    received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name).ravel(), lists)
+    total = scattered(received, part)
+    longest = min(workers * length, part)
+    some = jnp.zeros(part, bool).at[received.indices].set(True, mode="drop")
+    back = total if switch and ENTRY * longest >= 4 * part else _listed(total, some, longest)
+    everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), back)
+    arrays = jax.vmap(lambda one: scattered(one, part))(everybody) if isinstance(back, Sparse) else everybody
+    return arrays.ravel()[:size], jnp.stack([sent, _travels(back) * (workers - 1)])

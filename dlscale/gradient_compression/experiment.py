@@ -1,0 +1,212 @@
+"""The recorded experiments of notebook 11: accuracy against bytes, the parts of Deep Gradient Compression."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dlscale import gradient_compression as room
+from dlscale.course.records import Experiment, RunTrials
+from dlscale.gradient_compression import Compressor
+from dlscale.lab import data, models, train
+
+WORKERS, BATCH, EPOCHS, AXIS = 4, 64, 20, "workers"
+MODELS = {"mnist1d": models.mlp((40, 64, 64, 10)), "digits": models.mlp((64, 64, 64, 10))}
+TUNING_SEEDS, TEST_SEEDS = range(200, 202), range(30, 40)
+DEEP_SEEDS = range(50, 60)
+RATES = tuple(2.0**-i for i in range(5, -1, -1))
+MOMENTUM_RATES = tuple(2.0**-i for i in range(8, 0, -1))  # nine tenths of momentum make steps ten times as long
+MOMENTUM, CLIP = 0.9, 1.0  # the limit of a gradient's length, divided by √workers for each of them
+WARM_UP = 184  # steps: four epochs of MNIST-1D
+
+
+class Arm(NamedTuple):
+    """A compressor, and how the workers' messages are joined and used."""
+
+    compressor: Compressor
+    voted: bool = False
+    momentum: float = 0.0  # of who updates the parameters
+
+
+def _with(compressor: Compressor) -> Compressor:
+    return room.error_feedback(compressor)
+
+
+TOP = {share: room.joined(room.top_k(share)) for share in (0.1, 0.01, 0.001)}
+ARMS = {
+    "dense": Arm(room.dense()),
+    "top 10 %, feedback": Arm(_with(TOP[0.1])),
+    "top 1 %, feedback": Arm(_with(TOP[0.01])),
+    "top 1 %": Arm(TOP[0.01]),
+    "top 0.1 %, feedback": Arm(_with(TOP[0.001])),
+    "random 10 %": Arm(room.joined(room.random_k(0.1))),
+    "random 10 %, feedback": Arm(_with(room.joined(room.random_k(0.1, unbiased=False)))),
+    "1-bit, feedback": Arm(_with(room.one_bit())),
+    "1-bit": Arm(room.one_bit()),
+    "sign, vote": Arm(room.sign(), voted=True),
+    "TernGrad": Arm(room.terngrad()),
+    "ternary, stochastic": Arm(room.quantised(1)),
+    "ternary, nearest": Arm(room.quantised(1, rounding="nearest")),
+    "ternary, nearest, feedback": Arm(_with(room.quantised(1, rounding="nearest"))),
+    "3 levels, stochastic": Arm(room.quantised(3)),
+    "7 levels, stochastic": Arm(room.quantised(7)),
+    "rank 1, feedback": Arm(_with(room.low_rank(1, AXIS))),
+    "rank 2, feedback": Arm(_with(room.low_rank(2, AXIS))),
+    "rank 2": Arm(room.low_rank(2, AXIS)),
+}
+ON_DIGITS = ["dense", "top 1 %, feedback", "top 1 %", "1-bit, feedback", "1-bit", "TernGrad", "7 levels, stochastic"]
+ON_DIGITS += ["rank 2, feedback"]
+
+
+def _deep(share: float) -> dict[str, Arm]:
+    """Deep Gradient Compression, a part more in each arm."""
+    entries, local = room.joined(room.top_k(share)), CLIP / math.sqrt(WORKERS)
+    warm = room.joined(room.warm_up(share, 0.25, WARM_UP))
+    corrected = room.momentum_correction(_with(entries), MOMENTUM)
+    masked = room.factor_masking(corrected)
+    warmed = room.factor_masking(room.momentum_correction(_with(warm), MOMENTUM))
+    return {
+        "no feedback": Arm(entries, momentum=MOMENTUM),
+        "feedback": Arm(_with(entries), momentum=MOMENTUM),
+        "+ correction": Arm(corrected),
+        "+ masking": Arm(masked),
+        "+ clipping": Arm(room.clipped(masked, local)),
+        "+ warm-up": Arm(room.clipped(warmed, local)),
+    }
+
+
+DEEP = {"dense": Arm(room.dense(), momentum=MOMENTUM)}
+DEEP |= {f"{100 * share:g} %, {name}": arm for share in (0.01, 0.001) for name, arm in _deep(share).items()}
+
+# Where compression hurts: top 1 % without feedback in one third of the training, or in one layer, exact elsewhere
+WHEN = {"first third": (0, 1 / 3), "middle third": (1 / 3, 2 / 3), "last third": (2 / 3, 1)}
+LAYERS = ("dense1", "dense2", "output")
+HURT = "top 1 %"
+
+
+def mean_loss(model: models.Model, params: Any, x: Array, y: Array) -> Array:
+    """Cross-entropy."""
+    return train.LOSSES["cross_entropy"](model.apply(params, x), y).mean()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def descend(
+    model: models.Model, arm: Arm, rate: Array, seed: Array, rows: Array, on: Array, where: Any, x: Array, y: Array
+) -> tuple[Any, Array]:
+    """Trained parameters and the loss of each step.
+
+    `rows` (steps, workers, examples): which examples each worker has. Compressed are only the steps that are `on`, and
+    the layers whose leaf of `where` is true; elsewhere the exact mean is used.
+    """
+    params = model.init(jax.random.key(seed))
+    states = jax.vmap(lambda i: arm.compressor.init(params, seed * WORKERS + i))(jnp.arange(WORKERS))
+
+    def step(carry: Any, given: tuple[Array, Array]) -> tuple[Any, Array]:
+        params, velocity, states = carry
+        rows, now = given
+        losses, gradients = jax.vmap(
+            lambda x, y: jax.value_and_grad(functools.partial(mean_loss, model))(params, x, y)
+        )(x[rows], y[rows])
+        messages, states = jax.vmap(arm.compressor.encode, axis_name=AXIS)(states, gradients)
+        decoded = jax.vmap(lambda message: arm.compressor.decode(message, params))(messages)
+        joined = jax.tree.map(room.vote if arm.voted else lambda a: a.mean(0), decoded)
+        mean = jax.tree.map(lambda a, b, there: jnp.where(now & there, a, b.mean(0)), joined, gradients, where)
+        velocity = jax.tree.map(lambda v, g: arm.momentum * v + g, velocity, mean)
+        return (jax.tree.map(lambda p, v: p - rate * v, params, velocity), velocity, states), losses.mean()
+
+    carry = params, jax.tree.map(jnp.zeros_like, params), states
+    (params, _, _), losses = jax.lax.scan(step, carry, (rows, on))
+    return params, losses
+
+
+@functools.cache
+def examples(dataset: str) -> tuple[tuple[np.ndarray, np.ndarray], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Training examples without those held out, and what to judge by: those held out ("validation"), or "test"."""
+    full = data.load(dataset)
+    held_out = data.validation_split(full, fraction=0.25)
+    flat = lambda x: np.asarray(x).reshape(len(x), -1)  # noqa: E731
+    judged = {"validation": held_out, "test": full}
+    return (flat(held_out.x_train), held_out.y_train), {k: (flat(d.x_test), d.y_test) for k, d in judged.items()}
+
+
+def order(dataset: str, seed: int, epochs: int = EPOCHS) -> np.ndarray:
+    """(steps, workers, examples of one) rows of the examples, each at most once an epoch."""
+    count, rng = len(examples(dataset)[0][0]), np.random.default_rng(seed)
+    whole = [rng.permutation(count)[: count // BATCH * BATCH] for _ in range(epochs)]
+    return np.concatenate(whole).reshape(-1, WORKERS, BATCH // WORKERS)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _accuracy(model: models.Model, params: Any, x: Array, y: Array) -> Array:
+    return (model.apply(params, x).argmax(-1) == y).mean()
+
+
+def leaves(model: models.Model, layers: Sequence[str] | None = None) -> Any:
+    """For each array of the parameters: is its layer among these? All of them by default."""
+    shapes: Mapping = jax.eval_shape(model.init, jax.random.key(0))
+    chosen = {name: layers is None or name in layers for name in shapes}
+    return {name: dict.fromkeys(own, chosen[name]) for name, own in shapes.items()}
+
+
+def _trial(arm: Arm, dataset: str, learning_rate: float, seed: int, judged_on: str, when: str, layer: str) -> dict:
+    model, (x, y), rows = MODELS[dataset], examples(dataset)[0], order(dataset, seed)
+    begin, end = WHEN.get(when, (0, 1))
+    at = np.arange(len(rows)) / len(rows)
+    where = leaves(model, None if layer == "all" else [layer])
+    found = descend(
+        model, arm, np.float32(learning_rate), np.uint32(seed), rows, (begin <= at) & (at < end), where, x, y
+    )
+    params, losses = found[0], np.asarray(found[1])
+    failed = not np.isfinite(losses).all()
+    judged = examples(dataset)[1][judged_on]
+    accuracy = 100 / 10 if failed else 100 * float(_accuracy(model, params, *judged))
+    last = math.nan if failed else float(losses[-len(losses) // EPOCHS :].mean())
+    return {"accuracy": accuracy, "loss": last, "early_loss": float(losses[20])}
+
+
+def bits_trial(
+    arm: str, dataset: str, learning_rate: float, seed: int, judged_on: str, when: str = "always", layer: str = "all"
+) -> dict[str, float]:
+    """Accuracy in percent, chance where it diverged, loss of the last epoch, and that after twenty updates."""
+    return _trial(ARMS[arm], dataset, learning_rate, seed, judged_on, when, layer)
+
+
+def deep_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """The same for a part of Deep Gradient Compression, on MNIST-1D."""
+    return _trial(DEEP[arm], "mnist1d", learning_rate, seed, judged_on, "always", "all")
+
+
+TUNED = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
+
+
+def bits_plan(run: RunTrials) -> None:
+    """Each arm at the best of the same rates, found on held-out examples; then the test examples with other seeds."""
+    for dataset, arms in (("mnist1d", ARMS), ("digits", ON_DIGITS)):
+        for arm in arms:
+            train.tune(run, arm=arm, dataset=dataset, learning_rate=RATES, **TUNED)
+    for part in [{"when": when} for when in WHEN] + [{"layer": layer} for layer in LAYERS]:
+        train.tune(run, arm=HURT, dataset="mnist1d", **part, learning_rate=RATES, **TUNED)
+
+
+def deep_plan(run: RunTrials) -> None:
+    """The same for the parts of Deep Gradient Compression, on a grid of rates of their own."""
+    for arm in DEEP:
+        train.tune(run, arm=arm, learning_rate=MOMENTUM_RATES, **TUNED | {"seeds": DEEP_SEEDS})
+
+
+# Rounding moves the loss after twenty updates a little; what follows is chaotic.
+ALLOWED = {"accuracy": 1.0, "loss": 0.02, "early_loss": 0.02}
+BITS = Experiment(
+    "gradient_compression-bits", "accuracy with nineteen compressors, tuned; and where one of them hurts",
+    bits_trial, bits_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test", "dataset": "mnist1d"},
+)  # fmt: skip
+DEEP_PARTS = Experiment(
+    "gradient_compression-deep", "the parts of Deep Gradient Compression at 1 % and 0.1 % of the entries, tuned",
+    deep_trial, deep_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test"},
+)  # fmt: skip
