@@ -387,6 +387,7 @@ def test_other_exercises_accept_what_is_right_and_refuse_the_naive():
     assert not exercises.partner.judge(lambda i, number: i ^ 1)[0]
     assert not exercises.partner.judge(lambda i, number: i + 1)[0]
     assert exercises.scale.judge(lambda s: 2 * math.sin(math.pi / (4 * s + 6)) * 0.9)[0]
+    assert exercises.scale.judge(lambda s: math.sin(math.pi / (4 * s + 2)))[0]  # half of the limit of exercise 2
     for constant in (1.5, 0.5, 0.1, 0.02):
         assert not exercises.scale.judge(lambda s, c=constant: c)[0]
     high_first = lambda i, number: i ^ (1 << number) if i < 32 else i  # noqa: E731

@@ -123,10 +123,10 @@ def _scale(answer: Any) -> str | None:
 
 @functools.cache
 def limits() -> dict[int, float]:
-    """The most that may be left of the loss: what half of the best constant rate leaves, for each crowd its own."""
+    """The most that may be left: twice what half of the best constant rate leaves, for each crowd its own."""
     rates = np.geomspace(0.005, 1.9, 30)
     best = {k: min(rates, key=lambda r: descend(lambda _: r, k, seed=7)) for k in (1, 4, 16, 48)}
-    return {k: max(1e-12, descend(lambda _, k=k: best[k] / 2, k, seed=7)) for k in best}
+    return {k: max(1e-12, 2 * descend(lambda _, k=k: best[k] / 2, k, seed=7)) for k in best}
 
 
 scale = Exercise(
@@ -134,8 +134,8 @@ scale = Exercise(
     answer="scale",
     question="**Open.** Write `scale(staleness)`, one rule for every crowd: the learning rate of a gradient that is so "
     "many updates old. `exercises.descend(scale, workers)` tells what is left of a quadratic's loss with 1, 4, 16 or "
-    "48 asynchronous workers. At most `exercises.limits()` may be left: what half of the best constant rate of "
-    "each crowd leaves.",
+    "48 asynchronous workers. At most `exercises.limits()` may be left: twice what half of the best constant "
+    "rate of each crowd leaves.",
     hints=(
         "A constant that suits 48 workers is far too small for one. Look at what exercise 2 found.",
         "Both small and large staleness occur in one run: what must hold is a product.",
@@ -145,7 +145,7 @@ def scale(staleness):
     return 1.2 / (1 + staleness)
 """,
     wrong=_scale,
-    right="one rule serves one worker and a crowd. That is what staleness-aware rates are for.",
+    right="one rule serves one worker and a crowd, on a quadratic. On MNIST-1D such rates, tuned, were worse.",
 )
 
 
@@ -207,7 +207,8 @@ shards = Exercise(
     question="Equal asynchronous workers take `compute` seconds for a gradient. Then it takes `latency` to the server, "
     "which is busy with one worker for `2 * size * per_byte / shards` seconds, and `latency` back. Write "
     "`shards_needed(workers, compute, size, latency, per_byte)`: the fewest shards with which, once all have found "
-    "their rhythm, nobody waits in the queue.",
+    "their rhythm, nobody waits in the queue. The links of the workers "
+    "are free in this model.",
     hints=(
         "How long is a worker's round if it never waits? How often does each of the others come to the server in it?",
         "The server must serve all the workers within one such round. Your own service is a part of the round.",

@@ -156,3 +156,43 @@ CROWD = Experiment(
     "consistency-crowd", "asynchronous training with 1 to 64 workers: fixed and tuned rates, staleness-aware, momentum",
     crowd_trial, crowd_plan, TOLERANCE, CHAOTIC, {"judged_on": "test"},
 )  # fmt: skip
+
+# Controls
+
+SLOW_AT_TIMES = ("all eight", "the first seven of eight", "asynchronous")  # each worker's times deviate by their mean
+WIDE, MOMENTUM = "one wide network", "momentum 0.9, 16 workers"
+
+
+def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
+    """Backup workers (Chen et al. 2016) where each is slow at times; a network of about an ensemble's size; a rate
+    below the grid for momentum."""
+    if arm == WIDE:
+        options = {"batch_size": BATCH, "learning_rate": learning_rate, "seed": seed}
+        wide = models.mlp((40, 190, 190, 10))
+        result = consistency.train(crowd(1, seed), wide, examples()[judged_on], **options)
+        accuracy = CHANCE if result.diverged_at >= 0 else 100 * float(result.history.test_accuracy[-1])
+        return {"accuracy": accuracy, "accuracy_in_time": accuracy}
+    if arm == MOMENTUM:
+        found = measure(crowd(16, seed), learning_rate, seed, judged_on, momentum=0.9)
+    else:
+        times = consistency.durations(WORKERS, GRADIENTS // WORKERS * 2, jitter=1.0, seed=seed)
+        times = np.sort(times, axis=0)[: WORKERS - 1] if arm == SLOW_AT_TIMES[1] else times
+        policy = "asynchronous" if arm == "asynchronous" else "synchronous"
+        found = measure(consistency.timeline(policy, times, GRADIENTS), learning_rate, seed, judged_on)
+    return {name: found[name] for name in ("accuracy", "accuracy_in_time")}
+
+
+def controls_plan(run: RunTrials) -> None:
+    """Each tuned on the same rates, by accuracy in equal time; momentum at half of the least rate of the others."""
+    options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy_in_time")}
+    for arm in (*SLOW_AT_TIMES, WIDE):
+        train.tune(run, arm=arm, learning_rate=RATES[3:], **options)
+    given = {"arm": MOMENTUM, "judged_on": "test", "learning_rate": RATES[0] / 2}
+    run([given | {"seed": seed} for seed in TEST_SEEDS])
+
+
+CONTROLLED = Experiment(
+    "consistency-controls", "backup workers where each is slow at times, one wide network, a smaller rate for momentum",
+    controls_trial, controls_plan, {"accuracy": 1.0, "accuracy_in_time": 1.0}, ("accuracy", "accuracy_in_time"),
+    {"judged_on": "test"},
+)  # fmt: skip
