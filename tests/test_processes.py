@@ -35,6 +35,7 @@ def start(request, monkeypatch):
         monkeypatch.setattr(processes, "namespace", lambda: ())
     elif not processes.namespace():
         pytest.skip("this system allows no namespace")
+    before = psutil.Process().children()
     with contextlib.ExitStack() as stack:
 
         def run(code: str, **more: object) -> Child:
@@ -43,7 +44,7 @@ def start(request, monkeypatch):
             return child
 
         yield run
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == before
 
 
 def end_of(child: Child) -> str:
