@@ -222,12 +222,46 @@ def shards_needed(workers, compute, size, latency, per_byte):
     right="beyond that, more shards only shorten the service. With fewer, the queue sets the pace for all.",
 )
 
+
+def _meets(answer: Any) -> str | None:
+    rng = np.random.default_rng(5)
+    for omega, coordinates in ((1, 7), (10, 10_000), (6, 10), (30, 400), (1, 1)):
+        drawn = np.array([rng.permutation(coordinates)[:omega] for _ in range(2 if omega > coordinates / 2 else 400)])
+        counted = np.mean([np.isin(a, b).any() for a, b in zip(drawn[::2], drawn[1::2], strict=True)])
+        wanted = 1 - math.comb(coordinates - omega, omega) / math.comb(coordinates, omega)
+        found = f"For {omega} of {coordinates} coordinates ({counted:.1%} of {len(drawn) // 2} pairs met), the share"
+        if wrong := compare(found, answer(omega, coordinates), wanted, 1e-3):
+            return wrong
+    return None
+
+
+meets = Exercise(
+    id="consistency-meets",
+    answer="share_that_meets",
+    question="How often can two updates meet at all? Write `share_that_meets(omega, coordinates)`: the chance that two "
+    "examples, each with `omega` different coordinates drawn evenly of so many, have at least one in common.",
+    hints=(
+        "Ask for the opposite: that the second one has none of the first one's coordinates.",
+        "Draw the second one's coordinates one by one. How many are still allowed each time, of how many?",
+    ),
+    code="""
+def share_that_meets(omega, coordinates):
+    apart = 1.0
+    for drawn in range(omega):
+        apart *= max(0, coordinates - omega - drawn) / (coordinates - drawn)
+    return 1 - apart
+""",
+    wrong=_meets,
+    right="of 10 in 10,000 one pair in a hundred shares anything: locks would guard against what hardly happens.",
+)
+
 __all__ = [
     "Exercise",
     "bounded",
     "descend",
     "limits",
     "math",
+    "meets",
     "np",
     "partner",
     "scale",

@@ -9,6 +9,7 @@ import numpy as np
 
 from dlscale import consistency
 from dlscale.consistency import IDEAL, Timeline, Wire
+from dlscale.course import records
 from dlscale.course.records import Experiment, Measures, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
@@ -161,11 +162,13 @@ CROWD = Experiment(
 
 SLOW_AT_TIMES = ("all eight", "the first seven of eight", "asynchronous")  # each worker's times deviate by their mean
 WIDE, MOMENTUM = "one wide network", "momentum 0.9, 16 workers"
+LONGER = {"1 worker, four times the gradients": 1, "64 workers, four times the gradients": 64}
+NEW_SEEDS = range(48, 56)
 
 
 def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
     """Backup workers (Chen et al. 2016) where each is slow at times; a network of about an ensemble's size; a rate
-    below the grid for momentum."""
+    below the grid for momentum; crowds that have time, on seeds that did not choose their claim."""
     if arm == WIDE:
         options = {"batch_size": BATCH, "learning_rate": learning_rate, "seed": seed}
         wide = models.mlp((40, 190, 190, 10))
@@ -174,6 +177,8 @@ def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) ->
         return {"accuracy": accuracy, "accuracy_in_time": accuracy}
     if arm == MOMENTUM:
         found = measure(crowd(16, seed), learning_rate, seed, judged_on, momentum=0.9)
+    elif arm in LONGER:
+        found = measure(crowd(LONGER[arm], seed, 4 * GRADIENTS), learning_rate, seed, judged_on)
     else:
         times = consistency.durations(WORKERS, GRADIENTS // WORKERS * 2, jitter=1.0, seed=seed)
         times = np.sort(times, axis=0)[: WORKERS - 1] if arm == SLOW_AT_TIMES[1] else times
@@ -183,12 +188,19 @@ def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) ->
 
 
 def controls_plan(run: RunTrials) -> None:
-    """Each tuned on the same rates, by accuracy in equal time; momentum at half of the least rate of the others."""
+    """Each tuned on the same rates, by accuracy in equal time; momentum at half of the least rate of the others; long
+    runs at the rates that the crowd's record found for them."""
     options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy_in_time")}
     for arm in (*SLOW_AT_TIMES, WIDE):
-        train.tune(run, arm=arm, learning_rate=RATES[3:], **options)
+        train.tune(run, arm=arm, learning_rate=(*RATES[3:], 2 * RATES[-1]), **options)
     given = {"arm": MOMENTUM, "judged_on": "test", "learning_rate": RATES[0] / 2}
     run([given | {"seed": seed} for seed in TEST_SEEDS])
+    tuned = records.read("consistency-crowd")
+    for arm, workers in LONGER.items():
+        which = {"workers": workers, "aware": False, "momentum": 0.0, "each": 4, "judged_on": "validation"}
+        score = {r: tuned.values("accuracy", learning_rate=r, **which).mean() for r in RATES}
+        given = {"arm": arm, "judged_on": "test", "learning_rate": max(score, key=score.__getitem__)}
+        run([given | {"seed": seed} for seed in NEW_SEEDS])
 
 
 CONTROLLED = Experiment(
