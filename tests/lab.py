@@ -71,7 +71,7 @@ window.dlscale = {
             if (dlscale.died) end(reject, new Error('the kernel died'));
             else if (condition()) end(resolve);
         };
-        const timer = setTimeout(() => end(reject, new Error(`waited ${minutes} minutes ${what}`)), 60000 * minutes);
+        const timer = setTimeout(() => end(reject, new Error(`waited ${minutes} minutes ${what()}`)), 60000 * minutes);
         dlscale.events.addEventListener('happened', look);
         look();
     }),
@@ -117,10 +117,16 @@ window.dlscale = {
             && dlscale.explorers().every(explorer => explorer.getAttribute('data-waits') === 'false');
     },
     frame: () => new Promise(requestAnimationFrame),
+    lacking: () => {
+        const waits = dlscale.explorers().filter(explorer => explorer.getAttribute('data-waits') !== 'false');
+        const pictures = dlscale.images(dlscale.notebook().node).filter(image => !image.complete).length;
+        return `for ${dlscale.unanswered.size} answers of the kernel, ${pictures} pictures to load and the explorers `
+            + `[${waits.map(explorer => explorer.innerText.replace(/\\s+/g, ' ').slice(0, 300)).join('; ')}]`;
+    },
     settled: async minutes => {
         const done = () => dlscale.unanswered.size === 0 && dlscale.shown();
         do {
-            await dlscale.until(done, 'for the kernel to answer and the page to show it', minutes);
+            await dlscale.until(done, dlscale.lacking, minutes);
             await dlscale.frame();
             await dlscale.frame();  // captions are drawn, and a control that waited for the kernel has spoken
         } while (!done());
@@ -330,7 +336,7 @@ class OpenNotebook:
 
     def until(self, condition: str) -> None:
         """Wait until an expression in the page is true; it is looked at whenever something happened."""
-        wait = f"minutes => dlscale.until(() => {condition}, 'until ' + {json.dumps(condition)}, minutes)"
+        wait = f"minutes => dlscale.until(() => {condition}, () => 'until ' + {json.dumps(condition)}, minutes)"
         self.page.evaluate(wait, MINUTES)
 
     def pictures(self, control: Locator) -> list[str]:

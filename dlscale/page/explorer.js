@@ -170,12 +170,13 @@ class Explorer {
     else if (this.open.size && this.waits()) this.silence = setTimeout(() => this.patience(SILENCE), SILENCE);
   }
 
-  /* Show a frame once it is decoded, unless a newer wish was shown meanwhile. */
+  /* Show a frame once it is decoded, unless a newer wish was shown meanwhile. A busy browser may put decoding off for
+  ever: then it is shown as it is. */
   async paint(frame, wish) {
     const image = element("img", { src: frame.url, alt: ALT });
     frame.users += 1;
     try {
-      await image.decode();
+      await Promise.race([image.decode(), new Promise((resolve) => setTimeout(resolve, SILENCE))]);
     } catch (error) {
       release(frame);
       if (wish === this.wish) this.fail(String(error));
