@@ -100,9 +100,9 @@ together = Exercise(
     id="sparsity-together",
     answer="prune_together",
     question="Write pruning with all layers together. "
-    "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density above 0. It returns a list of masks of "
-    "the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in size, "
-    "`round(density * number of weights)` of them. (No two weights of the check are equally large.)",
+    "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density above 0. It returns a list of "
+    "masks of the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in "
+    "size, `round(density * number of weights)` of them. (No two weights of the check are equally large.)",
     hints=(
         "Put the sizes of all layers into one long array: np.concatenate([np.abs(w).ravel() for w in layers]).",
         "Sort it; the count-th from the end is the smallest that stays. Compare each layer with that one number.",
@@ -275,8 +275,8 @@ def crossing_size(sizes, errors, target):
 def _break_even(answer: Any) -> str | None:
     rng = np.random.default_rng(6)
     cases = [(1e6, 1e9, 1e8, 0.0), (1e6, 1e9, 1e8, 4e-4), (1e6, 1e9, 1e8, 2e-3), (1e6, 1e9, 2e9, 0.0)]
-    cases += [(size, dense, dense * share, late * size / dense) for size, dense, share, late in
-              zip(10 ** rng.uniform(5, 8, 6), 10 ** rng.uniform(8, 11, 6), rng.random(6), rng.random(6))]  # fmt: skip
+    for size, dense in zip(10 ** rng.uniform(5, 8, 6), 10 ** rng.uniform(8, 11, 6), strict=True):
+        cases.append((size, dense, dense * rng.random(), rng.random() * size / dense))
     for size, dense_rate, sparse_rate, start in cases:
         given = (
             f"The density for {size:.3g} multiplications at {dense_rate:.3g} a second dense, {sparse_rate:.3g} sparse, "
