@@ -368,13 +368,39 @@ def test_an_exchange_drops_the_smallest_and_grows_where_the_gradient_is_large():
 # Exercises
 
 
-def counted(a, e, keep):
+def counted(a, e):
     """Each multiplication looked at by itself."""
     total = 0
     for inputs, errors in zip(a, e, strict=True):
-        for i, j in np.ndindex(keep.shape):
-            total += (1 + 2 * errors[j]) * inputs[i] * keep[i, j]
+        for i, j in np.ndindex(len(inputs), len(errors)):
+            total += (1 + 2 * errors[j]) * inputs[i]
     return total
+
+
+def library_cubic(step, begin, end, final):
+    return optax.polynomial_schedule(1.0, final, power=3, transition_steps=end - begin, transition_begin=begin)(step)
+
+
+def cubic_as_written(step, begin, end, final):
+    return final + (1 - final) * (1 - (step - begin) / (end - begin)) ** 3
+
+
+def pays(size, dense_rate, sparse_rate, start):
+    """By halving, from the two times."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        faster = start + middle * size / sparse_rate < size / dense_rate
+        low, high = (middle, high) if faster else (low, middle)
+    return low
+
+
+def any_two(w):
+    """Two of four, by taking turns."""
+    mask = np.zeros(w.shape)
+    for first in range(0, len(w), 4):
+        mask[first + np.argsort(np.abs(w[first : first + 4]))[2:]] = 1
+    return mask
 
 
 def by_sorting(layers, density):
@@ -400,10 +426,19 @@ def by_hand(sizes, errors, target):
     "exercise, answer, right",
     [
         (exercises.products, counted, True),
-        (exercises.products, lambda a, e, keep: ((1 + 2 * e.mean()) * (a @ keep)).sum(), False),  # as if independent
-        (exercises.products, lambda a, e, keep: (a @ keep + (a @ keep) * e).sum() + (e @ keep.T).sum(), False),
+        (exercises.products, lambda a, e: a.sum() * e.shape[1] * (1 + 2 * e.mean()), False),  # as if independent
+        (exercises.products, lambda a, e: a.sum() * e.shape[1] + (a.T @ e).sum() + e.sum() * a.shape[1], False),
+        (exercises.cubic, library_cubic, True),
+        (exercises.cubic, cubic_as_written, False),
+        (exercises.cubic, lambda step, begin, end, final: 1 - (1 - final) * (step - begin) / (end - begin), False),
         (exercises.together, by_sorting, True),
         (exercises.together, each_layer, False),
+        (exercises.two_of_four, any_two, True),
+        (exercises.two_of_four, lambda w: np.abs(w) >= np.median(np.abs(w)), False),  # half, but not of every four
+        (exercises.two_of_four, lambda w: np.tile([1, 1, 0, 0], len(w) // 4), False),
+        (exercises.break_even, pays, True),
+        (exercises.break_even, lambda size, dense_rate, sparse_rate, start: sparse_rate / dense_rate, False),
+        (exercises.break_even, lambda n, dense, sparse, start: min(1, (n / dense - start) * sparse / n), False),
         (exercises.crossing, by_hand, True),
         (exercises.crossing, lambda sizes, errors, target: np.interp(-target, -errors, sizes), False),
         (exercises.crossing, lambda sizes, errors, target: sizes[np.argmax(errors < target)], False),
@@ -476,7 +511,7 @@ def test_twice_the_steps_and_connections_that_may_all_move(monkeypatch, capsys):
 
 def test_other_blocks():
     changes = {
-        "BLOCKS = 1024, 128": "BLOCKS = 256, 8",
+        "BLOCKS = 512, 128": "BLOCKS = 256, 8",
         "[16, 64]": "[8, 256]",
     }
     found = cells(

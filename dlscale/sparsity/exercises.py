@@ -13,18 +13,14 @@ from dlscale.sparsity.experiment import LARGE, SMALL, parameters
 
 
 def _products(answer: Any) -> str | None:
-    for seed, shape in ((0, (1, 2, 3)), (1, (5, 6, 4)), (2, (32, 20, 10))):
+    for seed, (examples, inputs, outputs) in ((0, (1, 3, 2)), (1, (5, 6, 4)), (2, (32, 20, 10))):
         rng = np.random.default_rng(seed)
-        examples, inputs, outputs = shape
         a = (rng.random((examples, inputs)) < rng.random((examples, 1))) * 1.0  # dark examples and bright ones
         e = (rng.random((examples, outputs)) < a.mean(1, keepdims=True)) * 1.0
-        keep = (rng.random((inputs, outputs)) < 0.4) * 1.0
-        keep[0, 0] = a[0, 0] = e[0, 0] = 1.0
-        given = (
-            f"The number for {examples} examples, {inputs} inputs, {outputs} outputs and {keep.sum():g} weights kept"
-        )
-        expected = (a @ keep).sum() + 2 * ((a.T @ e) * keep).sum()
-        if wrong := compare(given, answer(a.copy(), e.copy(), keep.copy()), expected):
+        a[0, 0] = e[0, 0] = 1.0
+        given = f"The number for {examples} examples, {inputs} inputs and {outputs} outputs"
+        expected = a.sum() * outputs + 2 * (a.sum(1) * e.sum(1)).sum()
+        if wrong := compare(given, answer(a.copy(), e.copy()), expected):
             return wrong
     return None
 
@@ -32,42 +28,51 @@ def _products(answer: Any) -> str | None:
 products = Exercise(
     id="sparsity-products",
     answer="needed_multiplications",
-    question="Now leave out weights as well. `a` (examples, inputs) says which inputs of a dense layer are not zero, "
-    "`e` (examples, outputs) which errors, and `keep` (inputs, outputs) which weights are kept; all are arrays of 0 "
-    "and 1. Write `needed_multiplications`: how many multiplications do the three products need, all examples "
-    "together? A weight that is left out needs no gradient, either, and an input that is zero needs no error. Count, "
-    "do not assume that zeros are independent.",
+    question="Now for many examples. `a` (examples, inputs) says which inputs of a dense layer are not zero, `e` "
+    "(examples, outputs) which errors; both are arrays of 0 and 1. Write `needed_multiplications`: how many "
+    "multiplications do the three products need, all examples together? Count, do not assume that zeros are "
+    "independent.",
     hints=(
-        "Forward: an input and a weight that are both there: (a @ keep).sum(). What must be there for a gradient?",
-        "a.T @ e counts, for each weight, the examples with both an input and an error. The errors need the same ones.",
+        "Forward: each input that is there, times all outputs. On the way back: how many pairs has one example?",
+        "An example has a.sum(axis=1) inputs times e.sum(axis=1) errors: multiply before you add up the examples.",
     ),
     code="""
-def needed_multiplications(a, e, keep):
-    forward = (a @ keep).sum()
-    pairs = ((a.T @ e) * keep).sum()
+def needed_multiplications(a, e):
+    forward = a.sum() * e.shape[1]
+    pairs = (a.sum(axis=1) * e.sum(axis=1)).sum()
     return forward + 2 * pairs
 """,
     wrong=_products,
-    right="both products of the way back need the same pairs of an input and an error, where the weight is kept.",
+    right="both products of the way back need the same pairs, and examples with many inputs may have many errors, too.",
 )
 
 
 def _cubic(answer: Any) -> str | None:
-    return compare("The density at step 300", answer, 0.1 + 0.9 * 0.5**3, 1e-3)
+    for begin, end, final, steps in ((100, 500, 0.1, (300, 0, 100, 250, 500, 900)), (40, 60, 0.02, (59, 20, 41, 80))):
+        for step in steps:
+            done = min(max((step - begin) / (end - begin), 0.0), 1.0)
+            given = f"The density at step {step}, on the way from step {begin} to {end} and to a density of {final},"
+            if wrong := compare(given, answer(step, begin, end, final), final + (1 - final) * (1 - done) ** 3, 1e-3):
+                return wrong
+    return None
 
 
 cubic = Exercise(
     id="sparsity-cubic",
-    answer="density_at_300",
-    question="By hand: Zhu & Gupta's cubic runs from step 100 to step 500, from density 1 down to a final density of "
-    "0.1. What is the density at step 300?",
+    answer="cubic_density",
+    question="Write the cubic for any step. `cubic_density(step, begin, end, final)` returns 1 up to step `begin`, "
+    "`final` from step `end` on, and the formula between.",
     hints=(
-        "Step 300 is half of the way. What is (1 - 1/2) cubed?",
-        "The final density, and of the 0.9 above it an eighth.",
+        "Which part of the way is done, (step - begin) / (end - begin)? Keep it between 0 and 1.",
+        "min(max(done, 0), 1) does that; then final + (1 - final) * (1 - done) ** 3.",
     ),
-    code="density_at_300 = 0.1 + (1 - 0.1) * (1 - (300 - 100) / (500 - 100)) ** 3",
+    code="""
+def cubic_density(step, begin, end, final):
+    done = min(max((step - begin) / (end - begin), 0), 1)
+    return final + (1 - final) * (1 - done) ** 3
+""",
     wrong=_cubic,
-    right="half of the steps, and seven eighths of the cuts are done: early, while there is plenty to cut.",
+    right="after half of the way seven eighths of the cuts are done: early, while there is plenty to cut.",
 )
 
 
@@ -95,9 +100,9 @@ together = Exercise(
     id="sparsity-together",
     answer="prune_together",
     question="Write pruning with all layers together. "
-    "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density. It returns a list of masks of "
-    "the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in size, "
-    "`round(density * number of weights)` of them. (No two weights of the check are equally large.)",
+    "`prune_together` gets a list of weight arrays (NumPy, any shapes) and a density above 0. It returns a list of "
+    "masks of the same shapes, 1 where a weight stays and 0 where not. Of all weights together stay the largest in "
+    "size, `round(density * number of weights)` of them. (No two weights of the check are equally large.)",
     hints=(
         "Put the sizes of all layers into one long array: np.concatenate([np.abs(w).ravel() for w in layers]).",
         "Sort it; the count-th from the end is the smallest that stays. Compare each layer with that one number.",
@@ -264,4 +269,41 @@ def crossing_size(sizes, errors, target):
 """,
     wrong=_crossing,
     right="so many parameters of a large, pruned net are worth all those of the small dense one.",
+)
+
+
+def _break_even(answer: Any) -> str | None:
+    rng = np.random.default_rng(6)
+    cases = [(1e6, 1e9, 1e8, 0.0), (1e6, 1e9, 1e8, 4e-4), (1e6, 1e9, 1e8, 2e-3), (1e6, 1e9, 2e9, 0.0)]
+    for size, dense in zip(10 ** rng.uniform(5, 8, 6), 10 ** rng.uniform(8, 11, 6), strict=True):
+        cases.append((size, dense, dense * rng.random(), rng.random() * size / dense))
+    for size, dense_rate, sparse_rate, start in cases:
+        given = (
+            f"The density for {size:.3g} multiplications at {dense_rate:.3g} a second dense, {sparse_rate:.3g} sparse, "
+            f"which takes {start:.3g} s to start,"
+        )
+        expected = min(max((size / dense_rate - start) * sparse_rate / size, 0.0), 1.0)
+        if wrong := compare(given, answer(size, dense_rate, sparse_rate, start), expected, 1e-3):
+            return wrong
+    return None
+
+
+break_even = Exercise(
+    id="sparsity-break_even",
+    answer="density_that_pays",
+    question="A dense product has `size` multiplications and does `dense_rate` of them a second. A sparse one needs "
+    "`start` seconds to begin, and then does `sparse_rate` a second, of the kept ones only. Write "
+    "`density_that_pays`: the density at which both take equally long, 0 if the sparse one comes too late at any "
+    "density, and never above 1.",
+    hints=(
+        "The dense product takes size / dense_rate seconds. How many are left for multiplying after the start?",
+        "In so many seconds the sparse one does seconds * sparse_rate multiplications. Which part of `size` is that?",
+    ),
+    code="""
+def density_that_pays(size, dense_rate, sparse_rate, start):
+    seconds = size / dense_rate - start
+    return min(1, max(0, seconds * sparse_rate / size))
+""",
+    wrong=_break_even,
+    right="where starting is quick, it is the ratio of the two rates: what one weight costs, not how many are left.",
 )
