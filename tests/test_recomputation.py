@@ -373,11 +373,23 @@ BEST = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
         ("beat", room.recursive(12).items, False),
         ("beat", tuple(range(12)), False),
         ("beat", tuple(range(6)), False),
+        ("names", ("qkv", "average", "attention", "hidden"), True),
+        ("names", {"hidden", "average", "qkv"}, True),
+        ("names", ("attention", "hidden"), False),
+        ("names", ["average"], False),
+        ("names", ("qkv", "scores", "average", "attention", "hidden"), False),
+        ("names", "dots", False),
     ],
 )
 def test_answers(name, answer, right):
     judged, line = vars(exercises)[name].judge(answer)
     assert judged is right, line
+
+
+@pytest.mark.parametrize("answer", [..., (0, 1, 2), ((0, 1), 1, *range(2, 12)), tuple(range(13)), "0 1", 7, [[]]])
+def test_what_is_no_plan_is_not_drawn(answer):
+    assert exercises.shown(answer) is None
+    assert exercises.shown(BEST).items == BEST
 
 
 def test_no_plan_computes_fewer_again_than_the_exercise_names():
@@ -442,11 +454,22 @@ def test_a_batch_of_one_saves_less():
     assert 1 - (weights + inputs) / (weights + kept) < 0.6
 
 
+def policies(changes=None):
+    return cells("01", "15", *map(str, range(142, 146)), *map(str, range(148, 151)), changes=changes)
+
+
 def test_the_scores_can_be_kept():
     kept = []
-    scores = {"q @ k.swapaxes(-1, -2) /": 'checkpoint_name(q @ k.swapaxes(-1, -2), "scores") /'}
-    for changes in ({}, scores | {'"attention", "hidden")': '"attention", "hidden", "scores")'}):
-        named = cells("01", "15", *map(str, range(142, 146)), *map(str, range(148, 151)), changes=changes)
+    for changes in ({}, {'"attention", "hidden")': '"attention", "hidden", "scores")'}):
+        named = policies(changes)
         kept.append([named["kept_and_again"](tokens)["names: attention, hidden"] for tokens in (64, 1024)])
     (without, again), (with_them, less) = (np.transpose(costs) for costs in kept)
     assert (without < with_them).all() and (less < again).all()
+
+
+def test_the_exercise_on_names_counts_as_the_notebook_does():
+    costs = policies()["kept_and_again"](1024)
+    names = exercises.kept_and_again(frozenset({"attention", "hidden"}))
+    assert names == pytest.approx(costs["names: attention, hidden"])
+    fitting = min(again for kept, again in costs.values() if kept <= 150)
+    assert fitting > 45, "none of the five policies answers it"

@@ -9,9 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from dlscale import recomputation
 from dlscale.course.exercises import Exercise, compare
+from dlscale.lab import program
 
 
 def _batch_from(answer: Any) -> str | None:
@@ -282,6 +284,16 @@ def plan(answer: Any) -> recomputation.Plan:
     return answer if isinstance(answer, recomputation.Plan) else recomputation.Plan(items(answer))
 
 
+def shown(answer: Any) -> recomputation.Plan | None:
+    """The plan of an answer, or None where it is not one for the exercise's chain: there is nothing to draw then."""
+    try:
+        written = plan(answer)
+        written.peak(recomputation.Chain.uniform(12))
+    except Exception:  # an answer may be anything
+        return None
+    return written
+
+
 def _beat(answer: Any) -> str | None:
     written = plan(answer)
     peak, again = written.peak(recomputation.Chain.uniform(12)), int(written.forwards().sum()) - 12
@@ -307,4 +319,66 @@ my_plan = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
 """,
     wrong=_beat,
     right="fewer runs in the same memory. The picture has your plan; none with these brackets is below 9.",
+)
+
+
+NAMES = ("qkv", "scores", "average", "attention", "hidden")
+
+
+def _transformer_block(p: Any, x: Any) -> Any:
+    """The block of the notebook, with its names."""
+    norm = lambda x: x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)  # noqa: E731
+    qkv = checkpoint_name(norm(x) @ p["qkv"], "qkv")
+    q, k, v = qkv.reshape(*x.shape[:2], 3, 4, -1).transpose(2, 0, 3, 1, 4)
+    scores = checkpoint_name(q @ k.swapaxes(-1, -2), "scores")
+    average = checkpoint_name(jax.nn.softmax(scores / math.sqrt(q.shape[-1])) @ v, "average")
+    x = x + checkpoint_name(average.swapaxes(1, 2).reshape(x.shape) @ p["out"], "attention")
+    return x + jax.nn.gelu(checkpoint_name(norm(x) @ p["up"], "hidden")) @ p["down"]
+
+
+@functools.cache
+def kept_and_again(names: frozenset[str]) -> tuple[float, float]:
+    """Megabytes that six blocks keep at 1,024 tokens where these names are kept, and % of a forward pass again."""
+    sides = {"qkv": (64, 192), "out": (64, 64), "up": (64, 256), "down": (256, 64)}
+    weights = {name: jax.ShapeDtypeStruct(side, jnp.float32) for name, side in sides.items()}
+    x = jax.ShapeDtypeStruct((8, 1024, 64), jnp.float32)
+    policies = jax.checkpoint_policies
+
+    def loss(policy: Any) -> Callable[..., Any]:
+        block = jax.checkpoint(_transformer_block, policy=policy)
+        return lambda p, x: (block(p, x) ** 2).mean()
+
+    some = loss(policies.save_only_these_names(*names))
+    runs = [program.flops(jax.value_and_grad(f), weights, x) for f in (some, loss(policies.everything_saveable))]
+    again = (runs[0] - runs[1]) / program.flops(_transformer_block, weights, x)
+    return 6 * program.kept_bytes(some, weights, x) / 1e6, 100 * again
+
+
+def _names(answer: Any) -> str | None:
+    wanted = frozenset([answer] if isinstance(answer, str) else answer)
+    if strange := wanted - set(NAMES):
+        return f"No result is called {sorted(map(str, strange))[0]!r}; there are {', '.join(NAMES)}."
+    kept, again = kept_and_again(wanted)
+    if kept > 150 or again > 45:
+        return f"It keeps {kept:.0f} MB and computes {again:.0f} % of a forward pass again; allowed: 150 MB, 45 %."
+    return None
+
+
+names = Exercise(
+    id="recomputation-names",
+    answer="my_names",
+    question="At 1,024 tokens, six blocks may keep 150 MB. Of the five policies, the best that fits computes most of a "
+    'forward pass again. Choose better: write `my_names`, a tuple of names out of "qkv", "scores", "average", '
+    '"attention" and "hidden" (they stand in the cells above), so that at most 45 % of a forward pass runs again. '
+    "Which product is the dear one, and what must be kept so that it does not run?",
+    hints=(
+        "Two products grow with the square of the tokens: that of queries and keys, and that of weights and values. "
+        "What does each of them leave behind, and how large is it?",
+        "The scores do not fit. But the gradient of `out` needs only what the weights made of the values.",
+    ),
+    code="""
+my_names = ("qkv", "average", "attention", "hidden")
+""",
+    wrong=_names,
+    right="one of attention's two large products does not run again, for one more small array in each block.",
 )
