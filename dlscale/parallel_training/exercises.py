@@ -101,10 +101,10 @@ def sharded_step(loss, chunk, x, y, rate, axis_name):
 )
 
 
-def _sent_by_ring(workers: int, numbers: float, size: int) -> float:
-    """Bytes that the busiest sends in a ring's all-reduce of so many numbers, counted in its schedule."""
-    unit = collectives.schedule("ring", workers, (workers,)).sent().sum(0).max() / (4 * workers) if workers > 1 else 0
-    return float(unit * numbers * size)
+@functools.cache
+def _ring_share(workers: int) -> float:
+    """Bytes that the busiest sends in a ring's all-reduce over those of the array, counted in its schedule."""
+    return collectives.schedule("ring", workers, (workers,)).sent().sum(0).max() / (4 * workers) if workers > 1 else 0.0
 
 
 def _parts(answer: Any) -> str | None:
@@ -113,8 +113,8 @@ def _parts(answer: Any) -> str | None:
         (8, 64, 8, 4, 4), (12, 48, 500, 2, 4), (12, 48, 500, 4, 2),
     ):  # fmt: skip
         sends = {
-            parts: _sent_by_ring(workers // parts, 12 * width**2 / parts, gradient)
-            + 4 * _sent_by_ring(parts, tokens * width * parts / workers, activation)
+            parts: _ring_share(workers // parts) * 12 * width**2 / parts * gradient
+            + 4 * _ring_share(parts) * tokens * width * parts / workers * activation
             for parts in range(1, workers + 1)
             if workers % parts == 0
         }
