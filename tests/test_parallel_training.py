@@ -548,7 +548,8 @@ def test_a_killed_group_of_two_by_two_goes_on_with_another_split_to_the_loss_of_
     assert [message["step"] for message in resumed if "step" in message][-1] == 500
     result = resumed[-1]["result"]
     assert result["loss"] == pytest.approx(result["alone"], abs=1e-5)
-    assert 0 < result["steps"]["32"] < 1 and 0 < result["steps_alone"]["32"] < 1  # seconds of a step
+    assert result["times"].keys() == {"alone 16", "alone 32", "group 32", "sum"}
+    assert all(0 < min(seconds) < 1 for seconds in result["times"].values())  # of a step, in each round
     *_, again = command.training(1, command.order(**options))  # nothing is left to do
     assert again["result"]["bits"] == result["bits"] and math.isnan(again["result"]["examples"])
     with pytest.raises(command.Unusable, match=r"rate 0\.1, not 0\.2"):
@@ -691,9 +692,18 @@ def test_which_weights_a_micro_batch_meets():
     assert not any(exercises.versions.judge(answer)[0] for answer in naive)
 
 
+def test_a_mesh_has_the_parts_that_send_least():
+    def by_numbers(P, d, t, a, g):  # the same, by hand: without the factors that all have
+        return min((M for M in range(1, P + 1) if P % M == 0), key=lambda M: 3 * d * g * (P / M - 1) + t * a * (M - 1))
+
+    naive = [lambda P, *of: 1, lambda P, *of: P, lambda P, d, t, a, g: P if t < 3 * d else 1, lambda *of: 2.5,
+             lambda P, d, t, a, g: P if t * a < 3 * d * g else 1, lambda *of: 5,
+             lambda P, d, t, a, g: by_numbers(P, d, t, 4, 4)]  # fmt: skip
+    assert exercises.parts.judge(by_numbers)[0]
+    assert not any(exercises.parts.judge(answer)[0] for answer in naive)
+
+
 def test_other_exercises_refuse_the_naive_answer():
-    assert not exercises.cheaper.judge(lambda workers, width: 12 * width)[0]
-    assert exercises.cheaper.judge(lambda workers, width: 12 * width**2 / (4 * width))[0]
     assert not exercises.enough.judge(lambda stages, chunks, bubble: math.ceil((stages - 1) * (1 - bubble) / bubble))[0]
     by_table = lambda S, v, b: next(  # noqa: E731
         m for m in range(S, 999, S)

@@ -42,6 +42,7 @@ about a network. Started by srun, mpirun or an indexed job of Kubernetes, leave 
 DLSCALE_COORDINATOR and DLSCALE_PROCESSES are for, tells `python -m dlscale measure --help`. Exit status: 0; 1 if a
 process was lost; 2 for impossible options and checkpoints that cannot be used."""
 FILE = "training.npz"
+FEW = 5  # steps that are timed at once
 
 
 # Checkpoints: one file, written whole or not at all, and read only if it is whole and fits
@@ -205,10 +206,20 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
             if path:
                 save(path, done, params, _about(what))
             say(step=done, loss=float(np.asarray(losses.addressable_shards[0].data)[-1]))
-    sending = _sending(what, own, mesh)
-    steps = _times(what, what["compare"], lambda rows: run(own, rows, x, y), len(x))
+    many, few = len(x), what | {"every": FEW}
+    rows = {batch: jnp.asarray(_rows(few | {"batch": batch}, 0, many)) for batch in _compared(what)}
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    everybody = multihost_utils.host_local_array_to_global_array(
+        {b: (rows[b], x, y) for b in what["compare"]}, mesh, everywhere
+    )
+    group = {"sum": _sums(what, own, mesh)} | {
+        f"group {b}": lambda b=b: run(own, *everybody[b]) for b in what["compare"]
+    }
+    one, alone = jax.jit(_steps(what, split=False)), _start(what)
+    singly = {f"alone {b}": lambda b=b: one(alone, rows[b], x, y) for b in rows} if jax.process_index() == 0 else {}
+    times = _in_turn(singly | group)  # those alone come first: then nobody is ahead in a step of all
     if jax.process_index() == 0 or "coordinator" not in order:
-        say(result=_result(what, params, x, y, seconds[1:] or seconds, sending) | {"steps": steps})
+        say(result=_result(what, params, x, y, min(seconds[1:] or seconds, default=np.nan), one) | {"times": times})
 
 
 def _local(split: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -226,8 +237,13 @@ def _whole(own: Any, mesh: jax.sharding.Mesh) -> dict[str, np.ndarray]:
     return {name: np.concatenate([*a], axes[name]) if name in axes else a[0] for name, a in every.items()}
 
 
-def _sending(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> float:
-    """Seconds that the sums of one block of steps take by themselves."""
+def _compared(what: dict[str, Any]) -> list[int]:
+    """The batches of which steps are timed, and their halves: a process of two has so many examples."""
+    return sorted({batch // parts for batch in what["compare"] for parts in (1, 2)})
+
+
+def _sums(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
+    """The sums of a few steps by themselves."""
     share = what["batch"] // what["data"]
 
     def sums(own: Any) -> jax.Array:
@@ -237,46 +253,36 @@ def _sending(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> float:
 
         flat = jnp.concatenate([a.ravel() for a in jax.tree.leaves(own)])
         flat = jnp.pad(flat, (0, max(0, share * 10 - flat.size)))
-        return lax.scan(step, flat, length=what["every"])[0]
+        return lax.scan(step, flat, length=FEW)[0]
 
     spec = PartitionSpec("model")
     run = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(), check_vma=False))
-    return _least(lambda: run(own))
+    return lambda: run(own)
 
 
-def _least(f: Callable[[], Any]) -> float:
-    """Seconds of the quickest of ten calls, compiled before: others may use the cores, too."""
-    jax.block_until_ready(f())
-    seconds = []
-    for _ in range(10):
-        begin = time.perf_counter()
-        jax.block_until_ready(f())
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int = 40) -> dict[str, list[float]]:
+    """Seconds of a step of each call in each round: who else uses the cores spoils a round, not all of one call."""
+    for call in calls.values():
+        jax.block_until_ready(call())  # compiled before
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            jax.block_until_ready(call())
+            found[name].append((time.perf_counter() - begin) / FEW)
+    return found
 
 
-def _times(what: dict[str, Any], batches: Sequence[int], run: Callable[[Any], Any], examples: int) -> dict[int, float]:
-    """Seconds of a step, for each of these batches."""
-    rows = {batch: _rows(what | {"batch": batch}, 0, examples) for batch in batches}
-    return {batch: _least(functools.partial(run, of_batch)) / what["every"] for batch, of_batch in rows.items()}
-
-
-def _result(what: dict[str, Any], params: Any, x: Any, y: Any, seconds: Sequence[float], sending: float) -> dict:
-    """Losses on all examples, of the group and of one process that trains alone; speed; share of communication."""
-    alone, run, took = _start(what), jax.jit(_steps(what, split=False)), []
-    for step in range(0, what["steps"], what["every"]):
-        begin = time.perf_counter()
-        alone, _ = jax.block_until_ready(run(alone, _rows(what, step, len(x)), x, y))
-        took.append(time.perf_counter() - begin)
+def _result(what: dict[str, Any], params: Any, x: Any, y: Any, block: float, run: Callable[..., Any]) -> dict:
+    """Losses on all examples, of the group and of one process that trains alone; speed, of which NaN was none."""
+    alone = _start(what)
+    for step in range(0, what["steps"], FEW):
+        alone, _ = run(alone, _rows(what | {"every": FEW}, step, len(x)), x, y)
     score = jax.jit(lambda p: LOSSES["cross_entropy"](parallel.two_layers(p, x), y).mean())
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()
-    halves = sorted({batch // parts for batch in what["compare"] for parts in (1, 2)})
-    block, numbers = min(seconds, default=np.nan), what["every"] * what["batch"]  # none where all was done before
     return {
         "loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16],
-        "examples": numbers / block, "examples_alone": numbers / min(took), "sending": min(sending / block, 1.0),
-        "sum": sending / what["every"],
-        "steps_alone": _times(what, halves, lambda rows: run(alone, rows, x, y), len(x)),
+        "step": block / what["every"], "examples": what["every"] * what["batch"] / block,
     }  # fmt: skip
 
 
@@ -329,7 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(result: dict[str, Any]) -> str:
-    speed = f"{result['examples']:,.0f} examples a second, {result['sending']:.0%} of the time for communication"
+    sending = min(min(result["times"]["sum"]) / result["step"], 1.0)
+    speed = f"{result['examples']:,.0f} examples a second, {sending:.0%} of the time for communication"
     return (
         f"loss on all examples {result['loss']:.6f}, of one process alone {result['alone']:.6f}\n"
         f"{'nothing was left to train' if np.isnan(result['examples']) else speed}\n"

@@ -101,33 +101,58 @@ def sharded_step(loss, chunk, x, y, rate, axis_name):
 )
 
 
-def _cheaper(answer: Any) -> str | None:
-    for workers, width in ((2, 8), (4, 16), (8, 64)):
-        found = answer(workers, width)
-        numbers = 12 * width**2
-        gradient = collectives.schedule("ring", workers, (numbers,)).sent().sum(0).max()
-        token = collectives.schedule("ring", workers, (workers * width,)).sent().sum(0).max() / workers
-        if wrong := compare(
-            f"The number of tokens for {workers} workers and width {width}", found, gradient / (4 * token), 1e-6
-        ):
-            return wrong
+@functools.cache
+def _ring_share(workers: int) -> float:
+    """Bytes that the busiest sends in a ring's all-reduce over those of the array, counted in its schedule."""
+    return collectives.schedule("ring", workers, (workers,)).sent().sum(0).max() / (4 * workers) if workers > 1 else 0.0
+
+
+def _parts(answer: Any) -> str | None:
+    for workers, width, tokens, activation, gradient in (
+        (16, 64, 256, 2, 4), (16, 64, 4096, 2, 4), (64, 1024, 2**20, 2, 2), (64, 4096, 16384, 2, 4),
+        (8, 64, 8, 4, 4), (12, 48, 500, 2, 4), (12, 48, 500, 4, 2),
+    ):  # fmt: skip
+        sends = {
+            parts: _ring_share(workers // parts) * 12 * width**2 / parts * gradient
+            + 4 * _ring_share(parts) * tokens * width * parts / workers * activation
+            for parts in range(1, workers + 1)
+            if workers % parts == 0
+        }
+        given = (
+            f"For {workers} workers, width {width} and {tokens:,} tokens, {activation} and {gradient} bytes a number,"
+        )
+        found, best = answer(workers, width, tokens, activation, gradient), min(sends, key=sends.__getitem__)
+        if found not in sends:
+            return f"{given} the number of parts must divide {workers}: {found!r} does not."
+        if sends[found] > sends[best] * (1 + 1e-9):
+            return f"{given} {found} parts send {sends[found]:,.0f} bytes each; {sends[best]:,.0f} can be reached."
     return None
 
 
-cheaper = Exercise(
-    id="parallel_training-cheaper",
-    answer="tokens_at_which_both_send_equally",
-    question="A transformer block of width $d$ has about $12 d^2$ parameters. Data parallelism sends their gradient in "
-    "one all-reduce. Tensor parallelism sends four all-reduces of $t \\times d$ numbers, for a batch of $t$ tokens in "
-    "all. Write `tokens_at_which_both_send_equally(workers, width)`.",
-    hints=("Both are all-reduces among the same workers: only the numbers in them count.", "12 d² = 4 t d."),
+parts = Exercise(
+    id="parallel_training-parts",
+    answer="best_parts",
+    question="A transformer block of width $d$ has about $12 d^2$ parameters. Split it among $P$ workers: `parts` of "
+    "them share its layers, and $P$ / `parts` groups share the $t$ tokens of a batch. Each worker sends one all-reduce "
+    "of its part of the gradient among the groups, and four all-reduces of its group's activations, $d$ numbers for "
+    "each token, among the parts. Write `best_parts(workers, width, tokens, activation_bytes, gradient_bytes)`: with "
+    "how many parts, a divisor of `workers`, does a worker send the fewest bytes? The last two say how many bytes a "
+    "number takes.",
+    hints=(
+        "An all-reduce of n numbers among q workers sends 2 (q − 1) / q times n numbers; for one worker none.",
+        "Among the groups n is 12 d² / parts, among the parts n is d t / groups. Try all divisors.",
+    ),
     code="""
-def tokens_at_which_both_send_equally(workers, width):
-    return 3 * width
+def best_parts(workers, width, tokens, activation_bytes, gradient_bytes):
+    def sent(parts):
+        groups = workers // parts
+        gradient = 2 * (groups - 1) / groups * 12 * width**2 / parts * gradient_bytes
+        return gradient + 4 * 2 * (parts - 1) / parts * width * tokens / groups * activation_bytes
+    return min((p for p in range(1, workers + 1) if workers % p == 0), key=sent)
 """,
-    wrong=_cheaper,
-    right="below it tensor parallelism sends less. A batch has far more tokens than three times the width, so "
-    "splitting within layers is for wires that are fast, or for layers that do not fit.",
+    wrong=_parts,
+    right="the best number grows like the square root of workers × width / tokens. A batch with very many tokens is "
+    "split by examples alone; within layers one splits where wires are fast, or where layers do not fit.",
 )
 
 
@@ -353,5 +378,5 @@ def next_threshold(tried):
     right="libraries (Horovod's autotuner) search in the same way, by measuring steps of the training itself.",
 )
 
-__all__ = ["Exercise", "cheaper", "enough", "gradients", "images", "interval", "math", "sharded", "threshold", "tried",
+__all__ = ["Exercise", "enough", "gradients", "images", "interval", "math", "parts", "sharded", "threshold", "tried",
            "versions"]  # fmt: skip

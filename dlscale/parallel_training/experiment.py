@@ -116,8 +116,8 @@ STALE = Experiment(
 
 # Three times the epochs: whether the price remains when there is time to learn
 
-LONG, LONG_TUNING_SEEDS, LONG_TEST_SEEDS = 45, range(110, 114), range(40, 56)
-LONG_ARMS = [(1, False), (8, False), (8, True)]
+LONG, LONG_TUNING_SEEDS, LONG_TEST_SEEDS = 45, range(300, 308), range(200, 264)
+LONG_ARMS, LONG_RATES = [(1, False), (8, False), (8, True)], (0.025, 0.05, 0.07, 0.1, 0.14, 0.2, 0.4)
 
 
 def long_trial(stages: int, stash: bool, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
@@ -134,8 +134,9 @@ def long_trial(stages: int, stash: bool, learning_rate: float, seed: int, judged
 
 def long_plan(run: RunTrials) -> None:
     """Each arm at its own best rate; then one stage at the rate of eight without stashing, which is the control."""
-    options = {"seeds": LONG_TEST_SEEDS, "tuning_seeds": LONG_TUNING_SEEDS, "score": itemgetter("accuracy")}
-    best = [train.tune(run, stages=n, stash=stash, learning_rate=RATES, **options).setting for n, stash in LONG_ARMS]
+    options = {"seeds": LONG_TEST_SEEDS, "tuning_seeds": LONG_TUNING_SEEDS, "learning_rate": LONG_RATES}
+    score = itemgetter("accuracy")
+    best = [train.tune(run, stages=n, stash=stash, score=score, **options).setting for n, stash in LONG_ARMS]
     equal = {"stages": 1, "stash": False, "learning_rate": best[1]["learning_rate"], "judged_on": "test"}
     run([equal | {"seed": seed} for seed in LONG_TEST_SEEDS])
 
