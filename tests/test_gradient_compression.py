@@ -20,6 +20,9 @@ from dlscale.lab import program
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
 
 
+WHERE_LARGEST = jit(room.where_largest)
+
+
 def gradient(seed=0, shapes=((24, 10), (10,))):
     rng = np.random.default_rng(seed)
     return {f"p{i}": jnp.asarray(rng.standard_t(3, size=shape), jnp.float32) for i, shape in enumerate(shapes)}
@@ -42,8 +45,8 @@ def same(found, wanted):
 # Packing
 
 
-@settings(max_examples=8, deadline=None)
-@given(bits=st.integers(1, 8), size=st.sampled_from([1, 7, 8, 9, 64, 203]), seed=st.integers(0, 99))
+@settings(max_examples=6, deadline=None)
+@given(bits=st.integers(1, 8), size=st.sampled_from([1, 8, 203]), seed=st.integers(0, 99))
 def test_packed_and_unpacked_to_the_bit(bits, size, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, size).astype(np.uint8)
     packed = room.pack(jnp.asarray(codes), bits)
@@ -87,14 +90,14 @@ def test_the_largest_are_those_of_a_sort_with_ties_too(k):
     x = np.random.default_rng(0).integers(-9, 10, 203).astype(np.float32)
     x[:100] = 0
     found = room.largest(jnp.asarray(x), k)
-    same(np.flatnonzero(jit(room.where_largest)(jnp.asarray(x), k)), found.indices)
+    same(np.flatnonzero(WHERE_LARGEST(jnp.asarray(x), k)), found.indices)
     same(found.indices, np.sort(np.argsort(-np.abs(x), kind="stable")[:k]))
     same(found.values, x[np.asarray(found.indices)])
 
 
 def test_nan_is_the_largest_of_all():
-    x = jnp.asarray([1.0, math.nan, math.inf, -5.0])
-    assert room.largest(x, 1).indices == 1 and room.where_largest(x, 1).tolist() == [False, True, False, False]
+    x = jnp.zeros(203).at[:4].set(jnp.asarray([1.0, math.nan, math.inf, -5.0]))
+    assert room.largest(x, 1).indices == 1 and np.flatnonzero(WHERE_LARGEST(x, 1)).tolist() == [1]
 
 
 @pytest.mark.parametrize("k", [0, 11, -1, 2.5])
@@ -379,7 +382,7 @@ def test_a_quantised_all_reduce_is_right_on_average_the_same_for_all_and_sends_t
 )
 def test_sparse_sums_are_the_dense_ones_to_the_bit(algorithm, switch, size, k):
     rng = np.random.default_rng(k)
-    x = rng.integers(-9, 10, (8, size)).astype(np.float32)  # small whole numbers: exact in any order
+    x = np.array([rng.permutation(size) - size // 2 for _ in range(8)], np.float32)  # whole: exact in any order
     lists = jax.vmap(lambda own: room.largest(own, k))(jnp.asarray(x))
     found, sent = on_all(lambda own: room.sparse_all_reduce(own, size, "w", algorithm, switch), lists)
     wanted = jax.vmap(lambda own: room.scattered(own, size))(lists).sum(0)
