@@ -14,10 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import gradient_compression as room
-from dlscale.gradient_compression import exercises
+from dlscale.gradient_compression import exercises, experiment
 from dlscale.lab import program
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
+
+
+WHERE_LARGEST = jit(room.where_largest)
 
 
 def gradient(seed=0, shapes=((24, 10), (10,))):
@@ -42,8 +45,8 @@ def same(found, wanted):
 # Packing
 
 
-@settings(max_examples=8, deadline=None)
-@given(bits=st.integers(1, 8), size=st.sampled_from([1, 7, 8, 9, 64, 203]), seed=st.integers(0, 99))
+@settings(max_examples=6, deadline=None)
+@given(bits=st.integers(1, 8), size=st.sampled_from([1, 8, 203]), seed=st.integers(0, 99))
 def test_packed_and_unpacked_to_the_bit(bits, size, seed):
     codes = np.random.default_rng(seed).integers(0, 2**bits, size).astype(np.uint8)
     packed = room.pack(jnp.asarray(codes), bits)
@@ -87,14 +90,14 @@ def test_the_largest_are_those_of_a_sort_with_ties_too(k):
     x = np.random.default_rng(0).integers(-9, 10, 203).astype(np.float32)
     x[:100] = 0
     found = room.largest(jnp.asarray(x), k)
-    same(np.flatnonzero(jit(room.where_largest)(jnp.asarray(x), k)), found.indices)
+    same(np.flatnonzero(WHERE_LARGEST(jnp.asarray(x), k)), found.indices)
     same(found.indices, np.sort(np.argsort(-np.abs(x), kind="stable")[:k]))
     same(found.values, x[np.asarray(found.indices)])
 
 
 def test_nan_is_the_largest_of_all():
-    x = jnp.asarray([1.0, math.nan, math.inf, -5.0])
-    assert room.largest(x, 1).indices == 1 and room.where_largest(x, 1).tolist() == [False, True, False, False]
+    x = jnp.zeros(203).at[:4].set(jnp.asarray([1.0, math.nan, math.inf, -5.0]))
+    assert room.largest(x, 1).indices == 1 and np.flatnonzero(WHERE_LARGEST(x, 1)).tolist() == [1]
 
 
 @pytest.mark.parametrize("k", [0, 11, -1, 2.5])
@@ -234,7 +237,10 @@ COMPRESSORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+KEEPING = [name for name in COMPRESSORS if name not in ("dense", "joined", "QSGD")]  # nothing kept; as top; as TernGrad
+
+
+@pytest.mark.parametrize("name", KEEPING)
 def test_with_feedback_nothing_is_lost(name):
     compressor = room.error_feedback(COMPRESSORS[name])
     state, encode, sent, given = compressor.init(gradient()), jit(compressor.encode), 0.0, 0.0
@@ -244,7 +250,7 @@ def test_with_feedback_nothing_is_lost(name):
         sent = sent + flat(compressor.decode(message, tree)).astype(float)
         given = given + flat(tree).astype(float)
     assert np.allclose(sent + flat(state.own), given, atol=2e-4)
-    assert name == "dense" or np.abs(flat(state.own)).max() > 0
+    assert np.abs(flat(state.own)).max() > 0
 
 
 def test_velocity_is_what_is_compressed_and_masking_restarts_it():
@@ -366,17 +372,34 @@ def test_a_quantised_all_reduce_is_right_on_average_the_same_for_all_and_sends_t
     assert (sent.sum(0) == 2 * 3 * part).all()
 
 
-@pytest.mark.parametrize("switch", [True, False])
-@pytest.mark.parametrize("algorithm", room.SPARSE)
-@pytest.mark.parametrize("size, k", [(200, 3), (64, 16)])
+@pytest.mark.parametrize(
+    "algorithm, switch, size, k",
+    [
+        ("gather", True, 64, 16),
+        *(("doubling", True, 200, 3), ("doubling", True, 64, 16), ("doubling", False, 64, 16)),  # short; switch; full
+        *(("split", True, 64, 16), ("split", False, 200, 3), ("split", False, 64, 16)),
+    ],
+)
 def test_sparse_sums_are_the_dense_ones_to_the_bit(algorithm, switch, size, k):
     rng = np.random.default_rng(k)
-    x = rng.integers(-9, 10, (8, size)).astype(np.float32)  # small whole numbers: exact in any order
+    x = np.array([rng.permutation(size) - size // 2 for _ in range(8)], np.float32)  # whole: exact in any order
     lists = jax.vmap(lambda own: room.largest(own, k))(jnp.asarray(x))
     found, sent = on_all(lambda own: room.sparse_all_reduce(own, size, "w", algorithm, switch), lists)
     wanted = jax.vmap(lambda own: room.scattered(own, size))(lists).sum(0)
     same(found, np.broadcast_to(wanted, found.shape))
     assert (np.asarray(sent)[:, 0] <= 8 * k * 7).all()
+    if not switch and (algorithm == "doubling" or k == 3):  # all lists stay shorter than arrays: as recorded
+        own = np.zeros((8, size), bool)
+        np.put_along_axis(own, np.asarray(lists.indices), True, 1)
+        count = experiment.doubling_bytes if algorithm == "doubling" else experiment.split_bytes
+        same(sent.sum(1), count(own))
+
+
+def test_who_sums_sends_its_sum_in_the_shorter_form_and_dealing_shares_the_work():
+    own = np.zeros((4, 16), bool)
+    own[:, 12:] = True  # all is in the last block: who sums it sends four numbers to three others
+    same(experiment.split_bytes(own), [32, 32, 32, 3 * 16])
+    same(experiment.split_bytes(own, dealt=True), [24 + 3 * 8] * 4)
 
 
 def test_bytes_of_doubling_are_those_of_unions_until_the_switch():
@@ -524,3 +547,20 @@ def test_other_exercises_refuse_the_naive_answer():
         2**i for i in range(1, 40) if 8 * room.expected_union(size, k, 2**i) >= 4 * size
     )
     assert not exercises.crossing.judge(last_round)[0]
+
+
+def test_a_choice_must_keep_to_what_may_be_lost_and_count_the_whole_step():
+    slow = """
+def choose(steps, lost, most):
+    for name in sorted(steps, key=lambda name: math.fsum(steps[name])):
+        if intervals.interval(lost[name]).high <= most:
+            return name
+"""
+    assert judged(exercises.choose, slow)[0]
+    for naive, why in (
+        ("intervals.interval(lost[name]).high <= most", "True"),
+        ("intervals.interval(lost[name]).high", "lost[name].mean()"),
+        ("sum(steps[name])", "steps[name][2]"),
+    ):
+        right, line = judged(exercises.choose, exercises.choose.code.replace(naive, why))
+        assert not right and ("may be lost" in line or "can be had" in line), line

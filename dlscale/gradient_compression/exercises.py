@@ -8,6 +8,7 @@ import numpy as np
 
 from dlscale import gradient_compression as compression
 from dlscale.course.exercises import Exercise, compare
+from dlscale.lab import intervals
 
 
 def _bits_each(answer: Any) -> str | None:
@@ -192,7 +193,44 @@ def dense_from(size, k):
             return workers
 """,
     wrong=_crossing,
-    right="the last rounds cost most. Real gradients agree about what is large, so their lists fill in later.",
+    right="the last rounds cost most. Bare gradients agree about what is large; with a memory lists come near to this.",
 )
 
-__all__ = ["Exercise", "bits_each", "codebook", "compression", "crossing", "feedback", "math", "sample"]
+
+def _choose(answer: Any) -> str | None:
+    names, rng = ["everything", "1-bit", "7 levels", "top 1 %", "rank 2"], np.random.default_rng(1003)
+    for _ in range(40):
+        steps = {name: tuple(rng.exponential([0.2, 0.1 * i, 0.5 / (i + 1)]).tolist()) for i, name in enumerate(names)}
+        lost = {name: rng.normal(rng.normal(), 1.5, 10) * (name != "everything") for name in names}
+        most = float(rng.uniform(0.2, 2))
+        best = min((name for name in names if intervals.interval(lost[name]).high <= most), key=lambda n: sum(steps[n]))
+        if (found := answer(dict(steps), dict(lost), most)) not in steps:
+            return f"the answer must be one of the names, not {found!r}."
+        if (high := intervals.interval(lost[found]).high) > most:
+            return f"{found} was chosen, but its interval ends at {high:.2f} points; {most:.2f} may be lost."
+        if sum(steps[found]) > sum(steps[best]):
+            return f"{found} takes {sum(steps[found]):.2f} s a step, but {sum(steps[best]):.2f} s can be had."
+    return None
+
+
+choose = Exercise(
+    id="gradient_compression-choose",
+    answer="choose",
+    question="Write `choose(steps, lost, most)`: the name of the compressor with the shortest step, among those for "
+    "which the 95 % interval of the points lost ends at `most` or below. `steps` has the seconds of computing, coding "
+    "and sending by name, as `step_parts` gives them; `lost` an array by name, a number for each seed; "
+    "`intervals.interval(samples).high` is the end of an interval.",
+    hints=(
+        "First leave out what may lose too much. Sending everything loses nothing, so one always remains.",
+        "min(names, key=…) finds the name with the smallest value; a step is the sum of its three parts.",
+    ),
+    code="""
+def choose(steps, lost, most):
+    allowed = [name for name in steps if intervals.interval(lost[name]).high <= most]
+    return min(allowed, key=lambda name: sum(steps[name]))
+""",
+    wrong=_choose,
+    right="neither the fewest bytes nor the smallest loss decides, but the shortest step among those that lose little.",
+)
+
+__all__ = ["Exercise", "bits_each", "choose", "codebook", "compression", "crossing", "feedback", "math", "sample"]

@@ -1,4 +1,4 @@
-"""The recorded experiments of notebook 11: accuracy against bytes, the parts of Deep Gradient Compression."""
+"""The recorded experiments of notebook 11: accuracy against bytes, Deep Gradient Compression, lists that fill in."""
 
 import functools
 import math
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from dlscale import gradient_compression as room
 from dlscale.course.records import Experiment, RunTrials
@@ -19,7 +20,7 @@ from dlscale.lab import data, models, train
 WORKERS, BATCH, EPOCHS, AXIS = 4, 64, 20, "workers"
 MODELS = {"mnist1d": models.mlp((40, 64, 64, 10)), "digits": models.mlp((64, 64, 64, 10))}
 TUNING_SEEDS, TEST_SEEDS = range(200, 202), range(30, 40)
-DEEP_SEEDS = range(50, 60)
+DEEP_SEEDS, FRESH_SEEDS = range(50, 60), range(70, 86)  # fresh: for claims whose arms had been seen on other seeds
 RATES = tuple(2.0**-i for i in range(5, -1, -1))
 MOMENTUM_RATES = tuple(2.0**-i for i in range(8, 0, -1))  # nine tenths of momentum make steps ten times as long
 MOMENTUM, CLIP = 0.9, 1.0  # the limit of a gradient's length, divided by √workers for each of them
@@ -44,6 +45,7 @@ ARMS = {
     "top 10 %, feedback": Arm(_with(TOP[0.1])),
     "top 1 %, feedback": Arm(_with(TOP[0.01])),
     "top 1 %": Arm(TOP[0.01]),
+    "top 1 % of each layer": Arm(room.top_k(0.01)),
     "top 0.1 %, feedback": Arm(_with(TOP[0.001])),
     "random 10 %": Arm(room.joined(room.random_k(0.1))),
     "random 10 %, feedback": Arm(_with(room.joined(room.random_k(0.1, unbiased=False)))),
@@ -53,15 +55,20 @@ ARMS = {
     "TernGrad": Arm(room.terngrad()),
     "ternary, stochastic": Arm(room.quantised(1)),
     "ternary, nearest": Arm(room.quantised(1, rounding="nearest")),
+    "ternary, nearest, clipped": Arm(room.quantised(1, clip=2.5, rounding="nearest")),
     "ternary, nearest, feedback": Arm(_with(room.quantised(1, rounding="nearest"))),
+    "ternary, stochastic, feedback": Arm(_with(room.quantised(1))),
     "3 levels, stochastic": Arm(room.quantised(3)),
     "7 levels, stochastic": Arm(room.quantised(7)),
+    "7 levels, nearest": Arm(room.quantised(7, rounding="nearest")),
+    "QSGD, 64 levels": Arm(room.quantised(64, "two")),
     "rank 1, feedback": Arm(_with(room.low_rank(1, AXIS))),
     "rank 2, feedback": Arm(_with(room.low_rank(2, AXIS))),
     "rank 2": Arm(room.low_rank(2, AXIS)),
 }
 ON_DIGITS = ["dense", "top 1 %, feedback", "top 1 %", "1-bit, feedback", "1-bit", "TernGrad", "7 levels, stochastic"]
-ON_DIGITS += ["rank 2, feedback"]
+ON_DIGITS += ["rank 2, feedback", "ternary, nearest, clipped"]
+CLIPPED_ALIKE = ("TernGrad", "ternary, nearest, clipped")
 
 
 def _deep(share: float) -> dict[str, Arm]:
@@ -81,7 +88,10 @@ def _deep(share: float) -> dict[str, Arm]:
     }
 
 
-DEEP = {"dense": Arm(room.dense(), momentum=MOMENTUM)}
+DEEP = {
+    "dense": Arm(room.dense(), momentum=MOMENTUM),
+    "dense, clipped": Arm(room.clipped(room.dense(), CLIP / math.sqrt(WORKERS)), momentum=MOMENTUM),
+}
 DEEP |= {f"{100 * share:g} %, {name}": arm for share in (0.01, 0.001) for name, arm in _deep(share).items()}
 
 # Where compression hurts: top 1 % without feedback in one third of the training, or in one layer, exact elsewhere
@@ -185,28 +195,130 @@ def deep_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dic
 TUNED = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
 
 
+def _tune(run: RunTrials, rates: tuple[float, ...], seeds: Sequence[int] = TEST_SEEDS, **setting: Any) -> None:
+    """Where the last rate is the best, with a rate more: what is tested last is what counts."""
+    found = train.tune(run, **setting, learning_rate=rates, **TUNED | {"seeds": seeds})
+    if found.setting["learning_rate"] == rates[-1]:
+        _tune(run, (*rates, 2 * rates[-1]), seeds, **setting)
+
+
 def bits_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out examples; then the test examples with other seeds."""
-    for dataset, arms in (("mnist1d", ARMS), ("digits", ON_DIGITS)):
-        for arm in arms:
-            train.tune(run, arm=arm, dataset=dataset, learning_rate=RATES, **TUNED)
+    for arm in ARMS:
+        _tune(run, RATES, arm=arm, dataset="mnist1d")
+    for arm in CLIPPED_ALIKE:
+        _tune(run, RATES, FRESH_SEEDS, arm=arm, dataset="mnist1d")
     for part in [{"when": when} for when in WHEN] + [{"layer": layer} for layer in LAYERS]:
-        train.tune(run, arm=HURT, dataset="mnist1d", **part, learning_rate=RATES, **TUNED)
+        _tune(run, RATES, arm=HURT, dataset="mnist1d", **part)
+    for arm in ON_DIGITS:
+        _tune(run, RATES, arm=arm, dataset="digits")
 
 
 def deep_plan(run: RunTrials) -> None:
     """The same for the parts of Deep Gradient Compression, on a grid of rates of their own."""
     for arm in DEEP:
-        train.tune(run, arm=arm, learning_rate=MOMENTUM_RATES, **TUNED | {"seeds": DEEP_SEEDS})
+        _tune(run, MOMENTUM_RATES, DEEP_SEEDS, arm=arm)
+    for arm in ("dense, clipped", "0.1 %, + warm-up"):
+        _tune(run, MOMENTUM_RATES, FRESH_SEEDS, arm=arm)
+
+
+# Lists of many workers: how they fill in, and what the busiest worker sends
+
+TEAM, TEAM_BATCH, TEAM_STEPS, TEAM_RATE = 256, 11, 60, 0.25
+TEAMS = tuple(2**i for i in range(1, 9))
+FILL_SHARES, FILL_SEEDS = (0.001, 0.01, 0.03, 0.1), range(65, 70)
+TRAINED = 230  # steps: five epochs of MNIST-1D, everything sent
+
+
+def doubling_bytes(own: np.ndarray) -> np.ndarray:
+    """(workers,) bytes sent in all rounds, without a switch to arrays; `own` (workers, n): where each has an entry."""
+    workers, size = own.shape
+    rounds = [own.reshape(-1, 2**i, size).any(1).sum(1).repeat(2**i) for i in range(workers.bit_length() - 1)]
+    return room.ENTRY * np.sum(rounds, 0)
+
+
+def split_bytes(own: np.ndarray, dealt: bool = False) -> np.ndarray:
+    """(workers,) bytes sent: its entries to those who sum them, and then its sum to all, as the shorter of two forms.
+
+    Worker i sums the i-th block of indices, or, `dealt`, each index that is i modulo the number of workers.
+    """
+    workers, size = own.shape
+    part = -(-size // workers)
+    padded = np.pad(own, ((0, 0), (0, part * workers - size)))
+    by_owner = padded.reshape(workers, part, workers).swapaxes(1, 2) if dealt else padded.reshape(workers, workers, -1)
+    each = by_owner.sum(2)
+    sums = np.minimum(room.ENTRY * by_owner.any(0).sum(1), 4 * part)
+    return room.ENTRY * (each.sum(1) - each.diagonal()) + (workers - 1) * sums
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def supports(model: models.Model, share: float, params: Any, rows: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """Indices (workers, k) of the largest of the bare gradient, and of what is due with error feedback.
+
+    After as many steps from `params` as `rows` (steps + 1, workers, examples) say, with the lists that are due.
+    """
+    compressor = room.error_feedback(room.joined(room.top_k(share)))
+    states = jax.vmap(lambda i: compressor.init(params, i))(jnp.arange(rows.shape[1]))
+    gradient = jax.grad(functools.partial(mean_loss, model))
+    gradients = lambda params, rows: jax.vmap(lambda own: gradient(params, x[own], y[own]))(rows)  # noqa: E731
+
+    def step(carry: Any, rows: Array) -> tuple[Any, None]:
+        params, states = carry
+        messages, states = jax.vmap(compressor.encode)(states, gradients(params, rows))
+        sent = jax.vmap(lambda message: compressor.decode(message, params))(messages)
+        return (jax.tree.map(lambda p, a: p - TEAM_RATE * a.mean(0), params, sent), states), None
+
+    (params, states), _ = jax.lax.scan(step, (params, states), rows[:-1])
+    bare = gradients(params, rows[-1])
+    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
+    largest = jax.vmap(lambda own: room.largest(own, room.count(share, own.size)).indices)
+    return largest(flat(bare)), largest(flat(bare) + flat(states.own))
+
+
+def fill_trial(share: float, seed: int) -> dict[str, float]:
+    """Of the first 2, 4, … workers: the share of all entries that their sum has; bytes of the busiest, of dense ones.
+
+    "bare": lists of the largest of each gradient; "due": of the gradient and what error feedback kept.
+    """
+    model, (x, y) = MODELS["mnist1d"], examples("mnist1d")[0]
+    rows, all_on = order("mnist1d", seed)[:TRAINED], np.ones(TRAINED, bool)
+    begin = np.float32(TEAM_RATE), np.uint32(seed), rows, all_on, leaves(model), x, y
+    params, losses = descend(model, ARMS["dense"], *begin)
+    rng = np.random.default_rng(seed)
+    drawn = [rng.permutation(len(x))[: TEAM * TEAM_BATCH].reshape(TEAM, -1) for _ in range(TEAM_STEPS + 1)]
+    found = jax.device_get(supports(model, share, params, np.array(drawn), x, y))
+    measures, size = {"early_loss": float(losses[20])}, sum(leaf.size for leaf in jax.tree.leaves(params))
+    for kind, indices in zip(("bare", "due"), found, strict=True):
+        own = np.zeros((TEAM, size), bool)
+        np.put_along_axis(own, indices, True, 1)
+        for workers in TEAMS:
+            few, dense = own[:workers], 8 * size * (workers - 1) / workers
+            ways = {"doubling": doubling_bytes(few), "split": split_bytes(few), "dealt": split_bytes(few, dealt=True)}
+            measures[f"{kind}, union, {workers}"] = float(few.any(0).mean())
+            measures |= {f"{kind}, {way}, {workers}": float(sent.max() / dense) for way, sent in ways.items()}
+    return measures
+
+
+def fill_plan(run: RunTrials) -> None:
+    """All shares with the same seeds."""
+    run([{"share": share, "seed": seed} for share in FILL_SHARES for seed in FILL_SEEDS])
 
 
 # Rounding moves the loss after twenty updates a little; what follows is chaotic.
 ALLOWED = {"accuracy": 1.0, "loss": 0.02, "early_loss": 0.02}
 BITS = Experiment(
-    "gradient_compression-bits", "accuracy with nineteen compressors, tuned; and where one of them hurts",
+    "gradient_compression-bits", "accuracy with all compressors, tuned; and where one of them hurts",
     bits_trial, bits_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test", "dataset": "mnist1d"},
 )  # fmt: skip
 DEEP_PARTS = Experiment(
     "gradient_compression-deep", "the parts of Deep Gradient Compression at 1 % and 0.1 % of the entries, tuned",
     deep_trial, deep_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test"},
+)  # fmt: skip
+FILLED = tuple(
+    f"{kind}, {way}, {workers}"
+    for kind in ("bare", "due") for workers in TEAMS for way in ("union", "doubling", "split", "dealt")
+)  # fmt: skip
+FILL = Experiment(
+    "gradient_compression-fill", "how the lists of up to 256 workers fill in, with and without error feedback",
+    fill_trial, fill_plan, dict.fromkeys(FILLED, 0.02) | {"early_loss": 0.02}, chaotic=FILLED, drawn={"share": 0.01},
 )  # fmt: skip
