@@ -17,7 +17,8 @@ def picture(explorer: widgets.Explorer, values: dict) -> bytes:
 def check() -> None:
     """Move every control of every explorer to its ends, alone and together, and each menu to all its entries.
 
-    Raises AssertionError for a picture that cannot be drawn and for a control that never changed the picture.
+    Raises AssertionError for a picture that cannot be drawn, for a control that never changed the picture, and for a
+    picture that would be another one if all of it were drawn again: `update` moved what it did not return.
     """
     for order, explorer in enumerate(widgets.explorers):
         ends = {name: (control.values[0], control.values[-1]) for name, control in explorer.controls.items()}
@@ -26,4 +27,9 @@ def check() -> None:
             if len({picture(explorer, {name: value}) for value in values}) < 2:
                 raise AssertionError(f"Control {name!r} of explorer {order} never changed the picture.")
         for corner in itertools.product(*ends.values()):
-            picture(explorer, dict(zip(ends, corner, strict=True)))
+            values = dict(zip(ends, corner, strict=True))
+            moved = picture(explorer, values)
+            if explorer.background is not None and explorer.page.about["keeps"]:
+                explorer.background = None
+                if picture(explorer, values) != moved:
+                    raise AssertionError(f"Explorer {order} is not drawn in full at {values}: update must return all.")

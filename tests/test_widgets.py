@@ -206,6 +206,21 @@ def test_check_extremes_fails_for_a_failing_callback_and_for_an_idle_control(sho
         extremes.check()
 
 
+def test_check_extremes_fails_for_what_moves_and_is_not_returned(shown):
+    def make(figure):
+        update = line_figure()(figure)
+
+        def update_and_name(slope, kind):
+            figure.axes[0].set_title(f"{slope:g}, {kind}")
+            return update(slope * (2 if kind == "fancy" else 1), "plain")
+
+        return update_and_name
+
+    explore(make=make)
+    with pytest.raises(AssertionError, match="Explorer 0 is not drawn in full"):
+        extremes.check()
+
+
 def test_controls_start_where_asked_and_know_their_texts():
     slider = widgets.slider("learning rate", [0.1, 0.2, 0.5], 0.5, "{:.2f}")
     assert (slider.start, slider.label, slider.texts) == (0.5, "learning rate", ["0.10", "0.20", "0.50"])
