@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dlscale import operators_and_rooflines as room
 from dlscale.lab import program
-from dlscale.operators_and_rooflines import exercises
+from dlscale.operators_and_rooflines import exercises, experiment
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
 
@@ -36,7 +36,7 @@ def test_the_roof_is_the_lower_of_two():
 def test_what_is_timed_is_what_is_counted(monkeypatch):
     asked = {}
 
-    def clock(f, *args, again=False, at_least=0):
+    def clock(f, *args, again=False, **_):
         asked.update(f=f, args=args, again=again)
         return 0.5
 
@@ -104,7 +104,20 @@ def test_all_algorithms_agree_within_derived_bounds(k, height, width):
     for name, (found, bound) in jit(everything)(x, w).items():
         error = np.abs(np.asarray(found) - wanted)
         assert (error <= np.asarray(bound)).all(), name
-        assert bound.max() < 0.1, f"{name}: the bound says something"
+        assert bound.max() < 0.3, f"{name}: the bound says something"
+
+
+def test_shapes_that_do_not_fit():
+    x, w = arrays()
+    np.testing.assert_array_equal(room.convolve("direct", x, w), room.direct(x, w))
+    for bad in ((x[0], w), (x, w[:2])):
+        with pytest.raises(ValueError, match=r"x must be \(batch, height, width, in\)"):
+            room.convolve("im2col", *bad)
+    for bad in ((x[..., :2], w), (x[:, :2], w)):
+        with pytest.raises(ValueError, match="does not fit images"):
+            room.convolve("FFT", *bad)
+    with pytest.raises(ValueError, match="Unknown algorithm 'Winograd 3'"):
+        room.convolve("Winograd 3", x, w)
 
 
 @pytest.mark.parametrize("tile", [2, 7, 32])
@@ -387,8 +400,8 @@ def test_three_results_of_three_weights_take_five_products():
 
 def test_a_limit_of_its_own_is_at_least_as_good_as_a_share():
     found = cells("crossover-record", "micro-pieces", "micro-plans")
-    alone = room.split(found["PIECES"]["conv2"], 16, 8 * 2**20)
-    assert room.total(alone) <= room.total(found["PLANS"]["any size", 8]["conv2"]) * (1 + 1e-6)
+    alone = room.split(found["PIECES"]["56 × 56"], 16, 8 * 2**20)
+    assert room.total(alone) <= room.total(found["PLANS"]["any size", 8]["56 × 56"]) * (1 + 1e-6)
 
 
 def test_a_larger_memory_moves_fewer_words():
@@ -404,7 +417,7 @@ def test_by_hand_in_the_notebook_is_what_the_library_does():
     x, w = arrays(height=10, width=10)
     for name in ("direct_by_hand", "im2col_by_hand", "fft_by_hand"):
         np.testing.assert_allclose(found[name](x.astype(float), w.astype(float)), true(x, w), atol=1e-10)
-    np.testing.assert_allclose(found["winograd_by_hand"](x, w, 4), true(x, w), atol=1e-4)
+    np.testing.assert_allclose(found["winograd_by_hand"](x, w, 4), true(x, w), atol=1e-3)
     sizes, tile = {"m": 6, "n": 4, "k": 6}, {"m": 2, "n": 2, "k": 3}
     for order in ("mnk", "kmn", "nkm"):
         assert found["count_words"](sizes, tile, order) == counted(sizes, tile, order)
@@ -415,3 +428,21 @@ def test_by_hand_in_the_notebook_is_what_the_library_does():
     results, cycles, words = found["neural_functional_unit"](np.ones((2, 20), int), np.ones((20, 16), int), 1)
     np.testing.assert_array_equal(results, 10)
     assert cycles == 2 * 2 + 2 and words == {"inputs": 4 * 16, "weights": 4 * 256, "sums": 2 * 16 * 3}
+
+
+def test_what_the_record_leaves_out_is_large():
+    shape = experiment.Shape(16, 56, 64, 64, 3)
+    assert experiment.needs("im2col", shape) == 4 * 16 * 56**2 * 9 * 64
+    assert experiment.needs("FFT", shape) == 8 * 64 * 64 * 58**2
+    assert experiment.needs("direct", shape) == 0
+    settings_run = []
+    experiment.convolution_plan(settings_run.extend)
+    assert {setting["algorithm"] for setting in settings_run} == {*room.ALGORITHMS}
+    layers = [s for s in settings_run if s["side"] == 7]
+    assert {s["batch"] for s in layers if s["algorithm"] == "direct"} == {*experiment.SIZES}
+
+
+def test_a_trial_measures_what_it_says(monkeypatch):
+    monkeypatch.setattr(room, "seconds", lambda f, *args, **options: 32e-6)
+    found = experiment.convolution_trial("im2col", 1, 4, 2, 3, 3)
+    assert found["log2_us"] == pytest.approx(5) and 0 <= found["log2_workspace"] < 20
