@@ -164,11 +164,12 @@ SLOW_AT_TIMES = ("all eight", "the first seven of eight", "asynchronous")  # eac
 WIDE, MOMENTUM = "one wide network", "momentum 0.9, 16 workers"
 LONGER = {"1 worker, four times the gradients": 1, "64 workers, four times the gradients": 64}
 NEW_SEEDS = range(48, 56)
+AT_ONCE = {"32 workers, synchronous": 32, "64 workers, synchronous": 64}
 
 
 def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
     """Backup workers (Chen et al. 2016) where each is slow at times; a network of about an ensemble's size; a rate
-    below the grid for momentum; crowds that have time, on seeds that did not choose their claim."""
+    below the grid for momentum; crowds that have time, on seeds that did not choose their claim; crowds that agree."""
     if arm == WIDE:
         options = {"batch_size": BATCH, "learning_rate": learning_rate, "seed": seed}
         wide = models.mlp((40, 190, 190, 10))
@@ -179,6 +180,9 @@ def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) ->
         found = measure(crowd(16, seed), learning_rate, seed, judged_on, momentum=0.9)
     elif arm in LONGER:
         found = measure(crowd(LONGER[arm], seed, 4 * GRADIENTS), learning_rate, seed, judged_on)
+    elif arm in AT_ONCE:
+        times = consistency.durations(AT_ONCE[arm], GRADIENTS // AT_ONCE[arm] * 2, seed=seed)
+        found = measure(consistency.timeline("synchronous", times, GRADIENTS), learning_rate, seed, judged_on)
     else:
         times = consistency.durations(WORKERS, GRADIENTS // WORKERS * 2, jitter=1.0, seed=seed)
         times = np.sort(times, axis=0)[: WORKERS - 1] if arm == SLOW_AT_TIMES[1] else times
@@ -188,11 +192,12 @@ def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) ->
 
 
 def controls_plan(run: RunTrials) -> None:
-    """Each tuned on the same rates, by accuracy in equal time; momentum at half of the least rate of the others; long
-    runs at the rates that the crowd's record found for them."""
+    """Each tuned on the same rates, by accuracy in equal time, or after equal gradients where all agree; momentum at
+    half of the least rate of the others; long runs at the rates that the crowd's record found for them."""
     options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy_in_time")}
-    for arm in (*SLOW_AT_TIMES, WIDE):
-        train.tune(run, arm=arm, learning_rate=(*RATES[3:], 2 * RATES[-1]), **options)
+    for arm in (*SLOW_AT_TIMES, WIDE, *AT_ONCE):
+        by = options | {"score": itemgetter("accuracy")} if arm in AT_ONCE else options
+        train.tune(run, arm=arm, learning_rate=(*RATES[3:], 2 * RATES[-1]), **by)
     given = {"arm": MOMENTUM, "judged_on": "test", "learning_rate": RATES[0] / 2}
     run([given | {"seed": seed} for seed in TEST_SEEDS])
     tuned = records.read("consistency-crowd")
