@@ -174,7 +174,7 @@ CONVOLUTION = functools.partial(lax.conv, window_strides=(1, 1), padding="VALID"
         (lambda x: lax.reduce(x, 1.0, lambda a, b: a * b + a, (0,)), [matrix(8, 2)], 14, 3),
         (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (4,), (4,), "VALID"), [vector(16)], 4 * 3, 2),
         (jax.jit(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))), [vector(3)], 6, 2),
-        (lambda x: lax.cond(True, jnp.sin, lambda x: jnp.sin(jnp.sin(x)), x), [vector(3)], 6, 2),
+        (lambda x: lax.cond(True, jnp.sin, lambda x: jnp.sin(jnp.sin(x)), x), [vector(3)], 3, 1),
         (lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), [vector(3)], 4, 2),
         (lambda x: lax.scan(lambda c, _: (c, jnp.sin(x)), 0.0, None, length=9)[1], [vector(3)], 27, 1),
         (lambda x: x.at[jnp.array([0, 2])].add(1.0), [vector(9)], 2 + 4, 2),  # places may be negative: x < 0, x + 9
@@ -182,13 +182,101 @@ CONVOLUTION = functools.partial(lax.conv, window_strides=(1, 1), padding="VALID"
     ],
 )  # fmt: skip
 def test_work_and_depth_by_hand(f, args, work, depth):
-    assert program.effort(f, *args) == (work, depth)
+    assert program.work_depth(f, *args) == (work, depth)
 
 
-def test_a_while_loop_takes_one_turn():
-    f = lambda x: lax.while_loop(lambda x: x < 9, lambda x: 2 * x + 1, x)  # noqa: E731
-    # the condition once more than the body, and each turn waits for it
-    assert program.effort(f, jax.ShapeDtypeStruct((), "float32")) == (1 + 2 + 1, 1 + 2)
+def tiny(x, w1, w2):
+    return jnp.maximum(x @ w1, 0.0) @ w2
+
+
+def test_the_numbers_of_the_lecture():
+    """Four inputs, four rectified neurons, one output: 4 · 7 + 4 + 7 operations, 3 + 1 + 3 after one another."""
+    found = program.work_depth(tiny, vector(4), matrix(4, 4), vector(4))
+    assert found == (39, 7)
+    assert found.parallelism == 39 / 7
+
+
+def prefix_sums(x):
+    """Ladner & Fischer 1980: sums of pairs, their prefix sums, and the places between."""
+    if len(x) == 1:
+        return x
+    inner = prefix_sums(x[0::2] + x[1::2])
+    between = jnp.concatenate([x[:1], inner[:-1] + x[2::2]])
+    return jnp.stack([between, inner], 1).ravel()
+
+
+@pytest.mark.parametrize("levels", [1, 2, 4])
+def test_prefix_sums_go_up_and_down_a_tree(levels):
+    n = 2**levels
+    np.testing.assert_allclose(jax.jit(prefix_sums)(jnp.arange(n)), np.cumsum(np.arange(n)))
+    assert program.work_depth(prefix_sums, vector(n)) == (2 * n - 2 - levels, 2 * levels - 1)
+
+
+SCALAR = jax.ShapeDtypeStruct((), "float32")
+
+
+@pytest.mark.parametrize(
+    "f, work, depth",
+    [  # the test once more than the body; a turn may compute while it is tested, but its results wait for that
+        (lambda x: lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, 2 * c[1]), (0, x))[1], 6 + 5 * 2, 6),
+        (lambda x: lax.while_loop(lambda c: ~(c[0] <= 1), lambda c: (c[0] - 3, 2 * c[1]), (8, x))[1], 8 + 3 * 2, 8),
+        (lambda x: lax.while_loop(lambda c: c[0] > 9, lambda c: (c[0] + 1, 2 * c[1]), (0, x))[1], 1, 1),
+    ],
+)
+def test_a_while_loop_with_a_counter_is_counted(f, work, depth):
+    assert program.work_depth(f, SCALAR) == (work, depth)
+
+
+def test_a_branch_that_is_known_is_taken():
+    wide, narrow = (lambda x: jnp.sin(jnp.sin(x))), (lambda x: x)
+    turn = lambda i, x: lax.cond(i % 2 == 0, wide, narrow, x)  # noqa: E731
+    assert 400 <= program.work_depth(lambda x: lax.fori_loop(0, 4, turn, x), vector(100)).work < 400 + 4 * 20
+    assert program.work_depth(lambda x, i: turn(i, turn(i, turn(i, turn(i, x)))), vector(100), 3).work >= 800
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: lax.while_loop(lambda x: x < 9, lambda x: 2 * x + 1, x),
+        lambda x: lax.fori_loop(0, x.astype("int32"), lambda _, x: 2 * x, x),
+        lambda x: lax.scan(lambda c, _: (lax.while_loop(lambda x: x < 9, lambda x: 2 * x, c), None), x, None, 2)[0],
+    ],
+)
+def test_a_loop_that_nobody_can_count(f):
+    with pytest.raises(ValueError, match=r"ends when its numbers say so.*Let it have a fixed number of turns"):
+        program.work_depth(f, SCALAR)
+
+
+def test_random_keys_are_no_numbers():
+    f = lambda x: x + jax.random.normal(jax.random.key(0), (3,))  # noqa: E731
+    assert program.work_depth(f, vector(3)).work > 3
+
+
+def test_a_whole_step_of_training():
+    """Forward 2nk − n, backward the same for weights (a sum over the batch) and for inputs but the first layer's."""
+    batch, sizes = 8, (5, 4, 3)
+
+    def loss(params, x, y):
+        hidden = jnp.maximum(x @ params[0], 0.0)
+        return ((hidden @ params[1] - y) ** 2).sum()
+
+    def step(params, x, y):
+        return [w - 0.1 * g for w, g in zip(params, jax.grad(loss)(params, x, y), strict=True)]
+
+    a, b, c = sizes
+    params, x, y = [matrix(a, b), matrix(b, c)], matrix(batch, a), matrix(batch, c)
+    products = batch * b * (2 * a - 1) + batch * c * (2 * b - 1)  # forward
+    products += b * c * (2 * batch - 1) + a * b * (2 * batch - 1) + batch * b * (2 * c - 1)
+    found = program.work_depth(step, params, x, y)
+    elementwise = 2 * (a * b + b * c) + 8 * batch * (b + c)
+    assert products < found.work < products + elementwise
+    assert found.depth <= 40 < found.parallelism
+
+
+def test_a_fourier_transform_counts_five_a_number_and_level():
+    f = jax.ShapeDtypeStruct((3, 64), "complex64")
+    assert program.work_depth(jnp.fft.fft, f) == (3 * 5 * 64 * 6, 18)
+    assert program.work_depth(jnp.fft.rfft, matrix(3, 64)).work == 3 * 5 * 33 * 6
 
 
 def test_a_chain_of_layers_is_as_deep_as_it_is_long():
@@ -197,7 +285,7 @@ def test_a_chain_of_layers_is_as_deep_as_it_is_long():
 
     for length in (1, 4, 9):
         ws = jax.ShapeDtypeStruct((length, 8, 8), "float32")
-        assert program.effort(layers, ws, matrix(5, 8)) == (length * 5 * 8 * (15 + 1), length * (1 + 3 + 1))
+        assert program.work_depth(layers, ws, matrix(5, 8)) == (length * 5 * 8 * (15 + 1), length * (1 + 3 + 1))
 
 
 # Memory

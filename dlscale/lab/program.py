@@ -36,6 +36,18 @@ class Reader:
         """What is known of an array that is made of, or depends on, all of these."""
         return max(several, default=0)
 
+    def after(self, value: Any, waited: Sequence[Any]) -> Any:
+        """What is known of an array that is there only after others."""
+        return self.joined([value, *waited])
+
+    def number(self, value: Any) -> Any:
+        """The number that an array of one element holds, or None: only the run will tell."""
+        return None
+
+    def turns(self) -> int:
+        """How many turns of a loop to follow that ends when the numbers say so. It may raise ValueError."""
+        return 1
+
     def part(self, whole: Any, array: Any) -> Any:
         """What is known of the part of an array that one turn of a loop gets, from the array's."""
         return whole
@@ -74,18 +86,22 @@ def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
         first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
         def loop() -> list[Any]:
-            carry = given[last:]
-            for turn in range(2):  # one, and the test that ends it; the program does not tell how many
+            carry, turn, goes_on = given[last:], 0, True
+            while goes_on:
                 test = follow(params["cond_jaxpr"], [*given[:first], *carry], reader)
-                if turn == 0:
+                known = reader.number(test[0])
+                goes_on = turn < reader.turns() if known is None else bool(known)
+                if goes_on:
                     carry = follow(params["body_jaxpr"], [*given[first:last], *carry], reader)
-                carry = [reader.joined([value, *test]) for value in carry]
+                carry, turn = [reader.after(value, test) for value in carry], turn + 1
             return carry
 
         return reader.decided([loop])
     if name == "cond":
-        waiting = [reader.joined([given[0], value]) for value in given[1:]]
-        return reader.decided([partial(follow, branch, waiting, reader) for branch in params["branches"]])
+        waiting = [reader.after(value, given[:1]) for value in given[1:]]
+        known, branches = reader.number(given[0]), params["branches"]
+        chosen = branches if known is None else [branches[min(max(int(known), 0), len(branches) - 1)]]
+        return reader.decided([partial(follow, branch, waiting, reader) for branch in chosen])
     inner = next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
     if inner and not name.startswith("reduce"):  # a call; a reduction holds the function that it reduces with
         return follow(inner, given, reader)
@@ -228,7 +244,7 @@ class _Messages(Reader):
 # Operations
 
 
-class Effort(NamedTuple):
+class WorkDepth(NamedTuple):
     """Operations of a program, and those of its longest chain in which each one needs the one before (Brent 1974).
 
     With so many processors p, a program takes at least max(depth, work / p) steps and at most depth + work / p.
@@ -237,39 +253,86 @@ class Effort(NamedTuple):
     work: int
     depth: int
 
+    @property
+    def parallelism(self) -> float:
+        """The average one: operations for each step, if there are as many processors as can be used."""
+        return self.work / max(self.depth, 1)
 
-def effort(f: Callable[..., Any], *args: Any) -> Effort:
+
+def work_depth(f: Callable[..., Any], *args: Any) -> WorkDepth:
     """Work and depth of f: an operation for each number that is computed, none for moving and selecting.
 
     A sum of n numbers is n - 1 operations in ⌈log₂ n⌉ levels, so is each number of a matrix product or convolution
-    after its n multiplications; running sums go up and down a tree. Sorting and what else has no rule counts as one
-    operation for each result. A `scan` takes its turns one after the other, a `while_loop` is taken to have one, of
-    the branches of a `cond` the worst counts.
+    after its n multiplications; running sums go up and down a tree; a Fourier transform of n numbers is 5 n log₂ n.
+    Sorting and what else has no rule counts as one operation for each result. The turns of a `scan` follow one another,
+    and those of a `while_loop` whose counter starts at a constant; of the branches of a `cond` the worst counts, if it
+    is not known which is taken. Raises ValueError for a loop that ends when its numbers say so.
     """
-    program, reader = jax.make_jaxpr(f)(*args), _Effort()
-    depths = follow(program, [0] * len(program.in_avals), reader)
-    return Effort(reader.work, max(depths, default=0))
+    program, reader = jax.make_jaxpr(f)(*args), _WorkDepth()
+    found = follow(program, [_Done(0) for _ in program.in_avals], reader)
+    return WorkDepth(reader.work, max((result.depth for result in found), default=0))
 
 
-class _Effort(Reader):
+class _Done(NamedTuple):
+    """At which level an array is there, and the number that it holds if that is known and it has one element."""
+
+    depth: int
+    number: Any = None
+
+
+COUNTING: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "rem": np.fmod,
+    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.invert, "sign": np.sign,
+    "clamp": lambda low, x, high: np.clip(x, low, high), "select_n": lambda which, *cases: cases[int(which)],
+}  # what loops count and branch with, on single numbers  # fmt: skip
+COUNTING |= dict.fromkeys(("convert_element_type", "squeeze", "reshape", "broadcast_in_dim"), lambda x: x)
+
+
+class _WorkDepth(Reader):
     work = 0
 
-    def decided(self, ways: Sequence[Callable[[], list[int]]]) -> list[int]:
+    def constant(self, value: Any) -> _Done:
+        plain = not jax.dtypes.issubdtype(jax.dtypes.result_type(value), jax.dtypes.extended)  # no key
+        return _Done(0, np.asarray(value).reshape(()) if plain and np.size(value) == 1 else None)
+
+    def joined(self, several: Sequence[_Done]) -> _Done:
+        return _Done(max((one.depth for one in several), default=0))
+
+    def after(self, value: _Done, waited: Sequence[_Done]) -> _Done:
+        return value._replace(depth=self.joined([value, *waited]).depth)
+
+    def number(self, value: _Done) -> Any:
+        return value.number
+
+    def turns(self) -> int:
+        advice = "Let it have a fixed number of turns (`scan`, `fori_loop`), or ask about what one turn does."
+        raise ValueError(f"This program has a loop that ends when its numbers say so: nobody can count it. {advice}")
+
+    def part(self, whole: _Done, array: Any) -> _Done:
+        return _Done(whole.depth)
+
+    def decided(self, ways: Sequence[Callable[[], list[_Done]]]) -> list[_Done]:
         before, results, works = self.work, [], []
         for way in ways:
             self.work = before
             results.append(way())
             works.append(self.work)
         self.work = max(works)
-        return [max(depths) for depths in zip(*results, strict=True)]
+        return results[0] if len(results) == 1 else list(map(self.joined, zip(*results, strict=True)))
 
-    def equation(self, equation: JaxprEqn, given: list[int]) -> list[int]:
-        work, depth = _effort(equation)
+    def equation(self, equation: JaxprEqn, given: list[_Done]) -> list[_Done]:
+        work, depth = _operations(equation)
         self.work += work
-        return [max(given, default=0) + depth] * len(equation.outvars)
+        level, numbers = self.joined(given).depth + depth, [one.number for one in given]
+        compute = COUNTING.get(equation.primitive.name)
+        if compute and all(n is not None for n in numbers) and _elements(equation.outvars[0].aval) == 1:
+            return [_Done(level, compute(*numbers))]
+        return [_Done(level)] * len(equation.outvars)
 
 
-def _effort(equation: JaxprEqn) -> tuple[int, int]:
+def _operations(equation: JaxprEqn) -> tuple[int, int]:
+    """Work and depth of one instruction."""
     name, params, made = equation.primitive.name, equation.params, _elements(*_made(equation))
     shapes = [v.aval.shape for v in equation.invars]
     if name in MOVES or not made:
@@ -285,6 +348,9 @@ def _effort(equation: JaxprEqn) -> tuple[int, int]:
     elif name.startswith("cum"):
         length = shapes[0][params["axis"]]
         return 2 * (made - made // length), 2 * (length - 1).bit_length()
+    elif name == "fft":  # each level multiplies by a root of one and adds: complex numbers, so five for each at a level
+        levels = (math.prod(params["fft_lengths"]) - 1).bit_length()
+        return 5 * levels * min(made, math.prod(shapes[0])), 3 * levels
     else:
         return made, 1
     return made * (max(summed - 1, 0) + products * summed), products + max(summed - 1, 0).bit_length()
