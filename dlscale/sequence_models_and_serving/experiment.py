@@ -40,7 +40,7 @@ class Speaker(NamedTuple):
 def speaker(seed: int) -> Speaker:
     """A voice drawn at random."""
     rng = np.random.default_rng([seed, 1])
-    return Speaker(90 * 2.6 ** rng.random(), rng.uniform(0.87, 1.17), rng.uniform(0.8, 1.2))
+    return Speaker(90 * 2.6 ** rng.random(), rng.uniform(0.87, 1.17), rng.uniform(0.85, 1.15))
 
 
 def say(string: str, voice: Speaker, rng: np.random.Generator) -> np.ndarray:
@@ -53,7 +53,7 @@ def say(string: str, voice: Speaker, rng: np.random.Generator) -> np.ndarray:
         checks.known("symbol", symbol, SYMBOLS)
     parts = []
     for symbol in string:
-        count = int(HERTZ * voice.pace * rng.uniform(0.08, 0.17))
+        count = int(HERTZ * voice.pace * rng.uniform(0.075, 0.145))
         noise = rng.normal(size=count)
         if symbol == "s":
             sound = _resonance(noise, 3300 * voice.tract**0.5, 900)
@@ -152,7 +152,7 @@ def exam(judged_on: str, decibels: float | None = None, count: int = TEST_COUNT)
 
 # Training
 
-STEPS, BATCH, CLIP = 300, 32, 5.0
+STEPS, BATCH, CLIP = 250, 32, 5.0
 WARM_UP = 30
 
 
@@ -246,5 +246,5 @@ SCALE = Experiment(
     plan=plan,
     tolerance={"error": 1.0, "early": 0.02},
     chaotic=("error",),
-    drawn={"hidden": 16},
+    drawn={"hidden": 64, "count": 2000, "judged_on": "test"},
 )

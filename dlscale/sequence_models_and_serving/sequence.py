@@ -32,6 +32,7 @@ def collapse(path: Sequence[int]) -> list[int]:
 
 def extended(labels: Array) -> Array:
     """(batch, 2 × longest + 1) the states of the lattice: the labels with a blank before, between and behind them."""
+    labels = jnp.asarray(labels)
     return jnp.zeros((len(labels), 2 * labels.shape[1] + 1), labels.dtype).at[:, 1::2].set(labels)
 
 
@@ -145,7 +146,7 @@ def edits(heard: Sequence, said: Sequence) -> int:
 
 SYMBOLS = "aeious"  # label 1 is "a"
 CLASSES = len(SYMBOLS) + 1
-HERTZ, LONGEST, MOST_SYMBOLS = 8000, 11_520, 7  # samples a second, samples and symbols of an utterance
+HERTZ, LONGEST, MOST_SYMBOLS = 8000, 9376, 7  # samples a second, samples and symbols of an utterance
 WINDOW, HOP, BANDS = 256, 160, 28  # samples of a frame, from one to the next; numbers for each
 FRAMES = 1 + (LONGEST - WINDOW) // HOP
 
