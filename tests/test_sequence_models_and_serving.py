@@ -16,6 +16,7 @@ import sys
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -641,8 +642,9 @@ MACHINE = padded({1: 2e-3, 2: 2.2e-3, 4: 2.6e-3, 8: 3.4e-3, 16: 5e-3, 32: 8e-3})
 
 def test_without_a_gain_of_batches_there_are_no_more_users_and_a_small_room_serves_fewer():
     rules = {"one at a time": Rule(1, 0.0, 64), "eager": Rule(16, 0.0, 64)}
-    found = cells("sequence-users", MACHINES={"it": MACHINE}, RULES=rules)
-    assert found["GAIN"]["it"].mean() > 3
+    names = {"MACHINE": MACHINE, "MACHINES": {"it": MACHINE}, "RULES": rules, "FLOODS": np.ones((8, 2))}
+    found = cells("sequence-users", line_through=lambda *_: MACHINE, guess_serve=SimpleNamespace(value=""), **names)
+    assert found["GAIN"]["it"].mean() > 2
     plain = [found["users"](lambda n: n * 0.01, rule, 10) for rule in rules.values()]
     assert plain[1] == pytest.approx(plain[0], rel=0.15)
     assert all(
@@ -672,9 +674,11 @@ def test_prefix_search_by_hand_finds_what_best_path_misses():
         ("together", lambda early, late: (early[0] + late[0], np.maximum(early[0] + late[1], early[1])), "after both"),
         ("forward", lambda p, states: np.cumsum(p[:, states], 0), "differs"),
         ("forward", lambda p, states: always_jumping(p, states), "differs"),
-        ("plan", lambda rate: (32, 5.0), "requests a second"),
-        ("plan", lambda rate: (1, 0.0), "requests are refused"),
-        ("plan", lambda rate: (2.5, 0.0), "whole number"),
+        ("plan", lambda seconds, rate: (32, 5.0), "requests a second"),
+        ("plan", lambda seconds, rate: (1, 0.0), "requests are refused"),
+        ("plan", lambda seconds, rate: (12, 0.0), "can be had"),
+        ("plan", lambda seconds, rate: (4, 0.0), "can be had"),
+        ("plan", lambda seconds, rate: (2.5, 0.0), "whole number"),
         ("neurons", lambda registers, gates: int((registers / 4) ** 0.5), "3 gates"),
     ],
 )
@@ -698,4 +702,5 @@ def test_other_right_answers_are_taken():
     assert exercises.forward.judge(exercises.forward_table)[0]
     assert exercises.neurons.judge(lambda registers, gates: int((registers / gates / 4) ** 0.5 + 1e-9))[0]
     assert exercises.together.judge(lambda e, l: [e[0] + l[0], np.where(l[0] + e[1] > l[1], l[0] + e[1], l[1])])[0]  # noqa: E741
-    assert exercises.plan.judge(lambda rate: (12, 0.0))[0]
+    tried = lambda seconds, rate: (min(seconds, key=lambda n: exercises.late(seconds, rate, n, 0.0)), 0.0)  # noqa: E731
+    assert exercises.plan.judge(tried)[0]

@@ -216,7 +216,7 @@ def rates_of_voices(params: Any, made: Utterances) -> np.ndarray:
 
 # The record
 
-COUNTS, RATES = (125, 500, 2000), (0.003, 0.01, 0.03)
+COUNTS, RATES = (125, 500, 2000), (0.003, 0.01, 0.03, 0.1)
 TUNING_SEEDS, TEST_SEEDS = range(100, 102), range(10, 16)
 
 
@@ -241,10 +241,83 @@ def plan(run: RunTrials) -> None:
 
 SCALE = Experiment(
     id="sequence_models_and_serving-scale",
-    about="The recogniser's error against the number of lessons and the size of the net (four arms, three rates)",
+    about="The recogniser's error against the number of lessons and the size of the net (four arms, four rates)",
     trial=trial,
     plan=plan,
     tolerance={"error": 1.0, "early": 0.02},
     chaotic=("error",),
     drawn={"hidden": 64, "count": 2000, "judged_on": "test"},
+)
+
+# The control: a net without recurrence, which sees five frames at a time
+
+REACH, WINDOW_UNITS = 5, 128
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def window_start(seed: Array, reach: int = REACH) -> tuple[Any, Any]:
+    """As `start`, of two dense layers over `reach` frames."""
+    into, out = jax.random.split(jax.random.key(seed))
+    inputs = reach * sequence.BANDS
+    params = {
+        "u": jax.random.normal(into, (inputs, WINDOW_UNITS)) / inputs**0.5,
+        "v": jax.random.normal(out, (WINDOW_UNITS, sequence.CLASSES)) / WINDOW_UNITS**0.5,
+    }
+    return params, OPTIMIZER.init(params)
+
+
+@jax.jit
+def window_hear(params: Any, sounds: Array, frames: Array) -> Array:
+    """Logits, each from the frames around it: nothing waits."""
+    reach = params["u"].shape[0] // sequence.BANDS
+    padded = jnp.pad(sounds, ((0, 0), (reach // 2, reach // 2), (0, 0)))
+    pieces = [padded[:, i : i + sounds.shape[1]] for i in range(reach)]
+    return jnp.tanh(jnp.concatenate(pieces, axis=2) @ params["u"]) @ params["v"]
+
+
+def window_step(state: tuple[Any, Any], rows: Array, rate: Array, made: Utterances) -> tuple[tuple[Any, Any], Array]:
+    """As `step`."""
+    params, memory = state
+    sounds, frames, labels, counts = (a[rows] for a in made)
+
+    def loss(params: Any) -> Array:
+        return sequence.ctc_loss(window_hear(params, sounds, frames), frames, labels, counts).sum() / counts.sum()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    updates, memory = OPTIMIZER.update(gradient, memory)
+    return (jax.tree.map(lambda p, u: p - rate * u, params, updates), memory), value
+
+
+def window_trial(reach: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """As `trial`, after 2,000 lessons."""
+    begin, made = window_start(np.uint32(seed), reach), exam(judged_on)
+    driven = train.run(window_step, begin, order(2000, seed), np.float32(rate), lessons(), progress=False)
+    paths = np.asarray(window_hear(driven.state[0], made.sounds, made.frames)).argmax(2)
+    pairs = [
+        (sequence.collapse(path[:n]), row[:m].tolist())
+        for path, n, row, m in zip(paths, made.frames, made.labels, made.counts, strict=True)
+    ]
+    wrong_ones = sum(sequence.edits(*pair) for pair in pairs)
+    return {"error": min(100.0, 100 * wrong_ones / made.counts.sum()), "early": driven.records[9]}
+
+
+def window_plan(run: RunTrials) -> None:
+    """As `plan`, for windows of one frame and of five."""
+    for reach in (REACH, 1):
+        tuning = [
+            {"reach": reach, "rate": r, "seed": s, "judged_on": "validation"} for r in RATES for s in TUNING_SEEDS
+        ]
+        found = np.array([m["error"] for m in run(tuning)]).reshape(len(RATES), -1).mean(1)
+        best = min(zip(found, RATES, strict=True), key=itemgetter(0))[1]
+        run([{"reach": reach, "rate": best, "seed": s, "judged_on": "test"} for s in TEST_SEEDS])
+
+
+CONTROL = Experiment(
+    id="sequence_models_and_serving-window",
+    about="A recogniser without recurrence: one frame or five at a time, four rates",
+    trial=window_trial,
+    plan=window_plan,
+    tolerance={"error": 1.0, "early": 0.02},
+    chaotic=("error",),
+    drawn={"reach": 5, "judged_on": "test"},
 )
