@@ -16,6 +16,7 @@ from dlscale.course.exercises import Exercise
 from dlscale.course.records import Experiment
 from dlscale.lab import checks
 from dlscale.parallel_training import command as training
+from dlscale.sequence_models_and_serving import command as serving
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,6 +60,8 @@ def main(arguments: list[str]) -> int:
         return command.main(arguments[1:])
     if arguments[:1] == ["train"]:
         return training.main(arguments[1:])
+    if arguments[:1] == ["serve"]:
+        return serving.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m dlscale", description="The commands of the course.")
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="run a recorded experiment and renew its record")
@@ -73,6 +76,7 @@ def main(arguments: list[str]) -> int:
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
     commands.add_parser("train", help="train among processes; see `python -m dlscale train --help`")
+    commands.add_parser("serve", help="serve a trained recogniser; see `python -m dlscale serve --help`")
     many.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
     options = vars(parser.parse_args(arguments))
