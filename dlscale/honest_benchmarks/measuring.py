@@ -16,9 +16,9 @@ from dlscale.lab import checks, processes
 
 GENERATIONS = {"this processor": "", "2013": "Haswell", "2011": "Sandybridge", "2008": "Nehalem", "2004": "Prescott"}
 PARTS = ("matrix product", "forward", "step", "epoch", "reading")
-HIDDEN, BATCH, SIDE, FEW = 256, 256, 512, 8
-BATCHES = (4, 16, 64, 256, 1024)
-STRETCHES = (1, 4, 16, 64, 128)
+HIDDEN, BATCH, SIDE, FEW = 256, 256, 512, 16
+BATCHES = (1, 4, 16, 64, 256)
+STRETCHES = (1, 2, 4, 8, 16)
 
 
 class Network:
