@@ -12,7 +12,7 @@ import pytest
 from cells import Cells
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
 from dlscale import honest_benchmarks as honest
 from dlscale.course import records
@@ -133,6 +133,8 @@ def test_survival_without_censoring_is_a_count():
     found = honest.survival(times, np.ones(30, bool))
     assert found.waiting == pytest.approx([(times > t).mean() for t in found.times])
     assert honest.survival([1, 2], [False, False]).median == math.inf
+    for few in ([1, 2, 3, 4], [1, 2, 3]):  # as all medians of the room
+        assert honest.survival(few, np.ones(len(few), bool)).median == honest.median(few)
 
 
 # Scaling, axes, rules
@@ -285,18 +287,28 @@ def in_a_row(times, accuracy, target):
     return float(honest.first_crossing(times, accuracy, target, in_a_row=5))
 
 
-def mean_of_sixty(times, accuracy, target):
+def constant(times, accuracy, target):
+    return 200.0 if accuracy[-len(accuracy) // 4 :].mean() >= target else math.inf
+
+
+def mean_of_sixty_looks(times, accuracy, target):
     smooth = np.convolve(accuracy, np.ones(60) / 60, "valid")
     return times[(smooth >= target).argmax() + 30] if (smooth >= target).any() else math.inf
 
 
-@pytest.mark.parametrize("answer", [naive, in_a_row, lambda t, a, target: math.inf, lambda t, a, target: 258.0])
+def fitted(times, accuracy, target):
+    curve = lambda t, best, rise, tau: best - rise * np.exp(-t / tau)  # noqa: E731
+    (best, rise, tau), _ = optimize.curve_fit(curve, times, accuracy, [57, 40, 60], maxfev=5000)
+    return -tau * math.log((best - target) / rise) if best > target else math.inf
+
+
+@pytest.mark.parametrize("answer", [naive, in_a_row, constant, mean_of_sixty_looks, lambda t, a, target: math.inf])
 def test_first_crossings_and_guesses_are_refused(answer):
     assert not exercises.robust.judge(answer)[0]
 
 
-def test_another_way_to_smooth_is_accepted():
-    assert exercises.robust.judge(mean_of_sixty)[0]
+def test_a_fitted_curve_is_accepted():
+    assert exercises.robust.judge(fitted)[0]
 
 
 def test_wrong_ways_with_censored_runs_are_refused():
@@ -313,9 +325,23 @@ def test_wrong_ways_with_censored_runs_are_refused():
     assert exercises.survival.judge(lambda times, reached: tuple(honest.survival(times, reached)))[0]
 
 
-def test_medians_taken_apart_are_refused():
-    assert not exercises.paired.judge(lambda theirs, ours: np.median(theirs) / np.median(ours))[0]
+def test_medians_taken_apart_sums_and_means_are_refused():
+    for answer in (
+        lambda theirs, ours: np.median(theirs) / np.median(ours),
+        lambda theirs, ours: theirs.sum() / ours.sum(),
+        lambda theirs, ours: np.exp(np.mean(np.log(theirs / ours))),
+    ):
+        assert not exercises.paired.judge(answer)[0]
     assert exercises.paired.judge(lambda theirs, ours: 1 / np.median(ours / theirs))[0]
+
+
+def test_thresholds_that_are_not_the_best_are_refused():
+    for answer in (
+        lambda times, ours, theirs, targets: targets[0],
+        lambda times, ours, theirs, targets: targets[-1],
+        lambda times, ours, theirs, targets: max(t for t in targets if t <= np.median(ours[:, -1])),
+    ):
+        assert not exercises.threshold.judge(answer)[0]
 
 
 def test_seeds_without_power_are_refused():

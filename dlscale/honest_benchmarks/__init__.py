@@ -215,8 +215,8 @@ class Survival(NamedTuple):
 
     @property
     def median(self) -> float:
-        """When half of the runs are there; infinite where that was not seen."""
-        there = self.waiting <= 0.5 + 1e-12
+        """When more than half of the runs are there, as `median` counts; infinite where that was not seen."""
+        there = self.waiting < 0.5 - 1e-12
         return float(self.times[there.argmax()]) if there.any() else np.inf
 
 
@@ -306,20 +306,27 @@ def _trimmed(times: np.ndarray, axis: int) -> np.ndarray:
     return inner.mean(axis) if inner.shape[axis] else np.full(np.delete(times.shape, axis), np.inf)
 
 
-def score(entry: Entry, rule: Rule) -> Interval:
-    """The time that a rule gives to an entry, with its interval over the runs; infinite where it never gets there.
+def run_times(entry: Entry, rule: Rule) -> np.ndarray:
+    """(runs,) the time of each run that counts under a rule; infinite where it never gets there.
 
-    Runs that found the setting took as long as the longest look allows. Raises ValueError for an unknown clock or
-    statistic, no runs, and more runs or looks than there are.
+    Raises ValueError for an unknown clock, no runs, and more runs or looks than there are.
     """
     clock = np.asarray(entry.clocks[checks.known("clock", rule.clock, entry.clocks)], float)
-    statistic = STATISTICS[checks.known("statistic", rule.statistic, STATISTICS)]
     runs = checks.whole("runs", len(entry.accuracy) if rule.runs is None else rule.runs, high=len(entry.accuracy))
     every = checks.whole("look", rule.look, high=len(clock))
     seen = slice(every - 1, None, every)
     times = first_crossing(clock[seen], entry.accuracy[:runs, seen], rule.target, rule.in_a_row)
-    known = bootstrap(times, statistic) if runs > 1 else Interval(float(times[0]), -np.inf, np.inf)
-    return Interval(*(end + rule.tuning * entry.tuning_runs * clock[-1] for end in known))
+    return times + rule.tuning * entry.tuning_runs * clock[-1]
+
+
+def score(entry: Entry, rule: Rule) -> Interval:
+    """The time that a rule gives to an entry, with its interval over the runs; infinite where it never gets there.
+
+    Runs that found the setting took as long as the longest look allows. Raises ValueError as `run_times` does, and for
+    an unknown statistic.
+    """
+    statistic, times = STATISTICS[checks.known("statistic", rule.statistic, STATISTICS)], run_times(entry, rule)
+    return bootstrap(times, statistic) if len(times) > 1 else Interval(float(times[0]), -np.inf, np.inf)
 
 
 def ranking(entries: Mapping[str, Entry], rule: Rule) -> Sequence[str]:
