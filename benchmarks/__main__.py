@@ -88,7 +88,7 @@ def end_children() -> None:
 def table(results: dict[str, dict]) -> None:
     """Print all rows, and below them the notes."""
     notes, task = [], None
-    print(f"{'':48} {'median':>14} {'range':>22} {'ratio':>8}")
+    print(f"{'':48} {'median':>14} {'half between':>22} {'ratio':>8} (95 %)")
     for name, result in results.items():
         if "failed" in result:
             notes.append(f"{name} failed: {result['failed']}")
@@ -96,8 +96,9 @@ def table(results: dict[str, dict]) -> None:
             if row.task != task:
                 print(f"\n{row.task}")
             task, ratio = row.task, "" if row.ratio is None else f"{row.ratio:.2f}"
+            sure = "" if row.ratio_low in (None, row.ratio_high) else f" [{row.ratio_low:.2f}, {row.ratio_high:.2f}]"
             between = "" if row.low == row.high else f"{row.low:.4g} to {row.high:.4g}"
-            print(f"  {row.candidate:46} {f'{row.median:.4g} {row.unit}':>14} {between:>22} {ratio:>8}")
+            print(f"  {row.candidate:46} {f'{row.median:.4g} {row.unit}':>14} {between:>22} {ratio:>8}{sure}")
             if row.note:
                 notes.append(f"{row.task.partition(',')[0]}, {row.candidate}: {row.note}")
     if notes:

@@ -8,9 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlscale import honest_benchmarks as honest
+
 
 class Row(NamedTuple):
-    """One line of the table: a task, who did it, the median of its rounds with their range, and a ratio."""
+    """One line of the table: a task, who did it, the median of its rounds with their quartiles, and a ratio.
+
+    All as notebook 14 reports what it measures (`dlscale.honest_benchmarks`).
+    """
 
     task: str
     candidate: str
@@ -20,6 +25,8 @@ class Row(NamedTuple):
     unit: str
     ratio: float | None = None  # to what the task names, or else to the first candidate of the task
     note: str = ""
+    ratio_low: float | None = None  # of 95 %, over the rounds
+    ratio_high: float | None = None
 
 
 def interleave(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, np.ndarray]:
@@ -40,11 +47,14 @@ def interleave(candidates: dict[str, Callable[[], object]], rounds: int = 7) -> 
 
 def row(task: str, candidate: str, values: np.ndarray, unit: str, ratio: float | None = None, note: str = "") -> Row:
     """A row from the values of all rounds, in the unit that is to be shown."""
-    low, middle, high = (float(value) for value in np.quantile(values, (0, 0.5, 1)))
-    return Row(task, candidate, middle, low, high, unit, ratio, note)
+    measured = honest.Measured(candidate, "operator", unit, values)
+    return Row(task, candidate, measured.median, *measured.spread, unit, ratio, note)
 
 
 def rows(task: str, seconds: dict[str, np.ndarray], unit: str = "s", scale: float = 1.0) -> list[Row]:
     """Rows with the median of how many times as long as the first candidate each takes, round by round."""
-    first = next(iter(seconds.values()))
-    return [row(task, name, scale * values, unit, float(np.median(values / first))) for name, values in seconds.items()]
+    first, found = next(iter(seconds.values())), []
+    for name, values in seconds.items():
+        ratio, low, high = honest.ratio(values, first)
+        found.append(row(task, name, scale * values, unit, ratio)._replace(ratio_low=low, ratio_high=high))
+    return found

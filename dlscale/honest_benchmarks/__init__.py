@@ -1,0 +1,335 @@
+"""One way to report a measurement on every level: median, spread, interval; times that may never end; rules that rank.
+
+Samples are repeated measurements of one quantity, one for each seed or round. A time of a run that never got there is
+infinite: it counts, and medians can bear it. Means and their t-intervals are `dlscale.lab.intervals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import gammaln, nctdtr, stdtrit
+
+from dlscale.lab import checks
+from dlscale.lab.intervals import Interval
+
+LEVELS = ("operator", "network", "training", "distributed")  # of Deep500 (Ben-Nun et al. 2019, arXiv:1901.10183)
+Statistic = Callable[..., np.ndarray]  # of an array along the keyword `axis`
+
+
+# One quantity
+
+
+def median(samples: ArrayLike, axis: int = -1) -> np.ndarray:
+    """The middle sample; of an even number the upper one of the two in the middle, so that infinite ones may stand.
+
+    Among as many infinite samples as finite ones the median is infinite: half of the runs never got there.
+    """
+    samples = np.asarray(samples, dtype=float)
+    return np.take(np.sort(samples, axis=axis), samples.shape[axis] // 2, axis=axis)
+
+
+def bootstrap(
+    samples: ArrayLike, statistic: Statistic = median, confidence: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:
+    """A statistic of independent `samples` along the first axis, and its percentile interval (Efron 1979).
+
+    As many samples are drawn again, with replacement, `draws` times; the interval holds the middle of what the
+    statistic says of them. `statistic(array, axis=…)` must serve whole stacks. Too narrow for few samples: at ten the
+    truth is inside in some nine of ten cases, not nineteen of twenty. Raises ValueError for fewer than two samples and
+    for NaN; infinite ones may stand.
+    """
+    samples = _samples(samples, 2)
+    again = np.random.default_rng(seed).integers(0, len(samples), (checks.whole("draws", draws), len(samples)))
+    found = np.sort(statistic(samples[again], axis=1), axis=0)
+    low, high = (found[round(p * (draws - 1))] for p in ((1 - confidence) / 2, (1 + confidence) / 2))
+    return Interval(_plain(statistic(samples, axis=0)), _plain(low), _plain(high))
+
+
+def _plain(value: np.ndarray) -> np.ndarray | float:
+    return float(value) if np.ndim(value) == 0 else value
+
+
+def _samples(samples: ArrayLike, least: int = 1) -> np.ndarray:
+    samples = np.asarray(samples, dtype=float)
+    if samples.ndim == 0 or len(samples) < least:
+        count = len(samples) if samples.ndim else 0
+        raise ValueError(f"This needs at least {least} samples, not {count}: measure again, or run more seeds.")
+    if np.isnan(samples).any():
+        raise ValueError("A sample is NaN. A run that failed counts: give it the value of a failed run (a time: inf).")
+    return samples
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Samples of one quantity, and the one way to report them."""
+
+    name: str
+    level: str  # one of LEVELS
+    unit: str
+    samples: np.ndarray
+
+    def __post_init__(self) -> None:
+        checks.known("level", self.level, LEVELS)
+        object.__setattr__(self, "samples", _samples(self.samples))
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+    @property
+    def failed(self) -> int:
+        """How many are infinite: runs that never got there."""
+        return int(np.count_nonzero(np.isinf(self.samples)))
+
+    @property
+    def median(self) -> float:
+        return float(median(self.samples))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The quartiles: half of the samples lie between."""
+        low, high = np.quantile(self.samples, (0.25, 0.75), method="nearest")
+        return float(low), float(high)
+
+    @property
+    def interval(self) -> Interval:
+        """Where the median lies, with 95 % confidence, by `bootstrap`; a single sample has none."""
+        return bootstrap(self.samples) if self.count > 1 else Interval(self.median, -np.inf, np.inf)
+
+    def __str__(self) -> str:
+        (low, high), known = self.spread, self.interval
+        never = f", {self.failed} of them never" if self.failed else ""
+        middle = f"median {known} {self.unit}" if self.count > 1 else f"{self.median:.3g} {self.unit}, no interval"
+        return f"{self.name} ({self.level}): {middle}, half between {low:.3g} and {high:.3g}; {self.count} runs{never}"
+
+
+def ratio(ours: ArrayLike, theirs: ArrayLike, paired: bool = True, **options: int) -> Interval:
+    """The median of how many times `ours` is `theirs`, with its interval by `bootstrap`.
+
+    Paired: round by round, so that what hits both sides of a round alike drops out. Else the ratio of the medians, each
+    side drawn by itself; NaN where neither side gets there. Raises ValueError for samples that are not positive, and
+    pairs of different numbers.
+    """
+    ours, theirs = _samples(ours, 2), _samples(theirs, 2)
+    if min(ours.min(), theirs.min()) <= 0:
+        raise ValueError("A ratio needs positive samples.")
+    if paired:
+        if ours.shape != theirs.shape:
+            raise ValueError(f"Pairs need as many samples on each side, not {len(ours)} and {len(theirs)}.")
+        return bootstrap(ours / theirs, **options)
+    over, under = (_draws(side, seed) for seed, side in enumerate((ours, theirs)))
+    known = np.isfinite(over) | np.isfinite(under)  # where neither gets there nothing can be said of the ratio
+    found = np.sort(over[known] / under[known]) if known.any() else np.array([np.nan])
+    low, high = found[[round(0.025 * (len(found) - 1)), round(0.975 * (len(found) - 1))]]
+    with np.errstate(invalid="ignore"):
+        return Interval(float(median(ours) / median(theirs)), float(low), float(high))
+
+
+def _draws(samples: np.ndarray, seed: int, draws: int = 2000) -> np.ndarray:
+    again = np.random.default_rng(seed).integers(0, len(samples), (draws, len(samples)))
+    return median(samples[again])
+
+
+# Luck
+
+
+def expected_best(samples: ArrayLike, tries: int, of: ArrayLike | None = None, axis: int = 0) -> np.ndarray:
+    """The mean of the largest of `tries` different samples, over all ways to choose them (Dodge et al. 2019).
+
+    The k-th smallest of n is the largest of them in (k-1 choose tries-1) of (n choose tries) ways. With `of`, the mean
+    of what it holds for the sample that was the largest: what the chosen one does elsewhere. For the smallest, give
+    -samples and negate the result. Raises ValueError for more tries than samples.
+    """
+    samples = _samples(samples)
+    order = np.argsort(samples, axis=axis)
+    n = samples.shape[axis]
+    tries = checks.whole("tries", tries, high=n, why=f"There are {n} samples.")
+    k = np.arange(tries, n + 1)
+    ways = np.zeros(n)
+    ways[tries - 1 :] = np.exp(_log_choose(k - 1, tries - 1) - _log_choose(n, tries))
+    values = np.take_along_axis(samples if of is None else np.asarray(of, float), order, axis)
+    return np.tensordot(np.moveaxis(values, axis, -1), ways, 1)
+
+
+def _log_choose(n: ArrayLike, k: int) -> np.ndarray:
+    return gammaln(np.add(n, 1)) - gammaln(k + 1) - gammaln(np.subtract(n, k) + 1)
+
+
+def power(difference: float, deviation: float, seeds: int, confidence: float = 0.95) -> float:
+    """How often a t-interval over `seeds` differences, with this standard deviation, excludes 0 if the truth is
+    `difference`: the power of the paired t-test. Raises ValueError for fewer than two seeds."""
+    seeds = checks.whole("seeds", seeds, low=2, why="One sample has no spread.")
+    shift = checks.finite("difference", abs(difference)) / _positive("deviation", deviation) * np.sqrt(seeds)
+    limit = stdtrit(seeds - 1, (1 + confidence) / 2)
+    below = np.nan_to_num(nctdtr(seeds - 1, shift, -limit))  # NaN where it is too small for SciPy
+    return float(1 - nctdtr(seeds - 1, shift, limit) + below)
+
+
+def seeds_needed(difference: float, deviation: float, wanted: float = 0.8) -> int:
+    """The fewest seeds whose `power` is at least `wanted`. Raises ValueError for a difference that is not positive."""
+    _positive("difference", difference)
+    low, high = 1, 2
+    while power(difference, deviation, high) < wanted:
+        low, high = high, 2 * high
+    while high - low > 1:  # power grows with the seeds
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(difference, deviation, middle) >= wanted else (middle, high)
+    return high
+
+
+def _positive(name: str, value: float) -> float:
+    if checks.finite(name, value) == 0:
+        raise ValueError(f"{name} must be above 0.")
+    return float(value)
+
+
+# Time to accuracy
+
+
+def first_crossing(times: ArrayLike, values: ArrayLike, target: float, in_a_row: int = 1) -> np.ndarray:
+    """When each row of values (…, looks) first stays at `target` or above for so many looks; infinite if never.
+
+    `times` (looks,) are when somebody looked; the time is that of the last look of the row of good ones, when one could
+    know. Raises ValueError for no looks and a target that is not finite.
+    """
+    times, values = np.asarray(times, float), np.asarray(values, float)
+    if times.shape != values.shape[-1:] or not len(times):
+        raise ValueError(f"There must be a time for each look, not {times.shape} for {values.shape[-1:]}.")
+    if not np.isfinite(target):
+        raise ValueError(f"target must be a finite number, not {target!r}.")
+    row = checks.whole("in_a_row", in_a_row, high=len(times), why=f"There are {len(times)} looks.")
+    good = np.lib.stride_tricks.sliding_window_view(values >= target, row, axis=-1).all(-1)
+    return np.where(good.any(-1), times[good.argmax(-1) + row - 1], np.inf)
+
+
+class Survival(NamedTuple):
+    """The share of runs that are not there yet, from each of `times` (n,) on, until the next."""
+
+    times: np.ndarray
+    waiting: np.ndarray
+
+    @property
+    def median(self) -> float:
+        """When more than half of the runs are there, as `median` counts; infinite where that was not seen."""
+        there = self.waiting < 0.5 - 1e-12
+        return float(self.times[there.argmax()]) if there.any() else np.inf
+
+
+def survival(times: ArrayLike, reached: ArrayLike) -> Survival:
+    """Kaplan and Meier's estimate (1958) from runs that were stopped at `times`: there (`reached`), or given up.
+
+    At each time at which some arrive, the share that waits falls by the part of those still watched. A run that was
+    given up counts until then and not after: it is neither dropped nor called a success. Raises ValueError for no runs.
+    """
+    times, reached = _samples(times), np.asarray(reached, dtype=bool)
+    if times.shape != reached.shape:
+        raise ValueError(f"There must be a truth value for each time, not {reached.shape} for {times.shape}.")
+    at = np.unique(times[reached])
+    watched = (times >= at[:, None]).sum(1)
+    arrived = (times[reached] == at[:, None]).sum(1)
+    return Survival(at, np.cumprod(1 - arrived / watched))
+
+
+# Scaling
+
+
+def slope(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Interval:
+    """The slope of the least-squares line of log y over log x: the exponent of a power law, with its t-interval.
+
+    Raises ValueError for fewer than three points, numbers that are not positive, and x that are all equal.
+    """
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    if x.shape != y.shape or x.ndim != 1 or len(x) < 3 or len(np.unique(x)) < 2 or min(x.min(), y.min()) <= 0:
+        raise ValueError("A slope needs three or more points, at two or more x, with positive numbers.")
+    x, y = np.log(x), np.log(y)
+    around = x - x.mean()
+    middle = around @ y / (around @ around)
+    rest = y - y.mean() - middle * around
+    error = np.sqrt(rest @ rest / (len(x) - 2) / (around @ around))
+    half = stdtrit(len(x) - 2, (1 + confidence) / 2) * error
+    return Interval(float(middle), float(middle - half), float(middle + half))
+
+
+def lie_factor(first: float, second: float, axis_from: float) -> float:
+    """How many times larger a change looks in bars from `axis_from` than it is (Tufte 1983): 1 for bars from zero.
+
+    Raises ValueError where the first bar would have no length, and for equal numbers.
+    """
+    if first <= axis_from or first == second:
+        raise ValueError(f"Bars from {axis_from:g} cannot compare {first:g} with {second:g}.")
+    return ((second - first) / (first - axis_from)) / ((second - first) / first)
+
+
+# Rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a benchmark lets count. Each field is a question that a rule must answer.
+
+    `statistic`: "best", "median", or "trimmed", the mean without the fastest and the slowest run (MLPerf). `look`: so
+    many of the recorded looks lie between two that count.
+    """
+
+    target: float
+    clock: str = "seconds"
+    look: int = 1
+    in_a_row: int = 1
+    statistic: str = "median"
+    runs: int | None = None  # how many of them are submitted, None: all
+    tuning: bool = False  # whether the runs that found the settings count as well
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a competitor submits: accuracies (runs, looks), clocks (looks,) by name; how many runs found its setting."""
+
+    accuracy: np.ndarray
+    clocks: Mapping[str, np.ndarray]
+    tuning_runs: int = 0
+
+
+STATISTICS: dict[str, Statistic] = {
+    "best": lambda times, axis=-1: np.min(times, axis=axis),
+    "median": median,
+    "trimmed": lambda times, axis=-1: _trimmed(times, axis),
+}
+
+
+def _trimmed(times: np.ndarray, axis: int) -> np.ndarray:
+    inner = np.take(np.sort(times, axis=axis), range(1, times.shape[axis] - 1), axis=axis)
+    return inner.mean(axis) if inner.shape[axis] else np.full(np.delete(times.shape, axis), np.inf)
+
+
+def run_times(entry: Entry, rule: Rule) -> np.ndarray:
+    """(runs,) the time of each run that counts under a rule; infinite where it never gets there.
+
+    Raises ValueError for an unknown clock, no runs, and more runs or looks than there are.
+    """
+    clock = np.asarray(entry.clocks[checks.known("clock", rule.clock, entry.clocks)], float)
+    runs = checks.whole("runs", len(entry.accuracy) if rule.runs is None else rule.runs, high=len(entry.accuracy))
+    every = checks.whole("look", rule.look, high=len(clock))
+    seen = slice(every - 1, None, every)
+    times = first_crossing(clock[seen], entry.accuracy[:runs, seen], rule.target, rule.in_a_row)
+    return times + rule.tuning * entry.tuning_runs * clock[-1]
+
+
+def score(entry: Entry, rule: Rule) -> Interval:
+    """The time that a rule gives to an entry, with its interval over the runs; infinite where it never gets there.
+
+    Runs that found the setting took as long as the longest look allows. Raises ValueError as `run_times` does, and for
+    an unknown statistic.
+    """
+    statistic, times = STATISTICS[checks.known("statistic", rule.statistic, STATISTICS)], run_times(entry, rule)
+    return bootstrap(times, statistic) if len(times) > 1 else Interval(float(times[0]), -np.inf, np.inf)
+
+
+def ranking(entries: Mapping[str, Entry], rule: Rule) -> Sequence[str]:
+    """The names of those that get there, the fastest first; who never does is not ranked."""
+    times = {name: score(entry, rule).mean for name, entry in entries.items()}
+    return sorted((name for name, time in times.items() if np.isfinite(time)), key=times.__getitem__)

@@ -1,0 +1,138 @@
+"""One training step in NumPy, timed in parts, by processes that take turns; each may be told to work as an older one.
+
+OpenBLAS, which multiplies NumPy's matrices, has a program for each generation of processors. OPENBLAS_CORETYPE=Nehalem
+makes it use the one of 2008, which does half or a quarter of the arithmetic in a cycle. Nothing else changes.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dlscale.lab import checks, processes
+
+GENERATIONS = {"this processor": "", "2013": "Haswell", "2011": "Sandybridge", "2008": "Nehalem", "2004": "Prescott"}
+PARTS = ("matrix product", "forward", "step", "epoch", "reading")
+HIDDEN, BATCH, SIDE, FEW = 256, 256, 512, 16
+BATCHES = (1, 4, 16, 64, 256)
+STRETCHES = (1, 2, 4, 8, 16)
+SHORT = 0.02  # seconds
+
+
+class Network:
+    """784-256-10 in NumPy, with what it needs to learn: small enough to read at a glance."""
+
+    def __init__(self, inputs: int, hidden: int = HIDDEN, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        shapes = ((inputs, hidden), (hidden, 10))
+        self.weights = [rng.normal(size=s).astype(np.float32) * np.float32(np.sqrt(2 / s[0])) for s in shapes]
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Hidden values and probabilities."""
+        hidden = np.maximum(x @ self.weights[0], 0)
+        logits = hidden @ self.weights[1]
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        return hidden, shares / shares.sum(1, keepdims=True)
+
+    def step(self, x: np.ndarray, y: np.ndarray, rate: float = 0.1) -> None:
+        """One update by the gradient of the cross-entropy."""
+        hidden, error = self.forward(x)
+        error[np.arange(len(y)), y] -= 1
+        error /= len(y)
+        back = (error @ self.weights[1].T) * (hidden > 0)
+        for weight, gradient in zip(self.weights, (x.T @ back, hidden.T @ error), strict=True):
+            weight -= np.float32(rate) * gradient
+
+    def epoch(self, x: np.ndarray, y: np.ndarray, rate: float = 0.1, batch: int = BATCH, seed: int = 0) -> None:
+        """Steps over all examples in a new order."""
+        order = np.random.default_rng(seed).permutation(len(x))
+        for begin in range(0, len(x) - batch + 1, batch):
+            rows = order[begin : begin + batch]
+            self.step(x[rows], y[rows], rate)
+
+
+def flops(inputs: int, batch: int, hidden: int = HIDDEN) -> float:
+    """Additions and multiplications of a step's products: two forward, three backward."""
+    return 2 * batch * (2 * inputs * hidden + 3 * hidden * 10)
+
+
+def read(folder: Path, count: int = 1024) -> tuple[np.ndarray, np.ndarray]:
+    """Digits from their compressed file, as numbers from 0 to 1."""
+    with np.load(folder / "mnist.npz") as file:
+        x, y = file["x_train"][:count], file["y_train"][:count]
+    return x.reshape(len(x), -1).astype(np.float32) / x.max(), y.astype(int)
+
+
+def work(folder: Path) -> dict[str, Callable[[], object]]:
+    """What can be timed, by name: a part of training, "batch n" for a step, "stretched n" for one of larger inputs."""
+    x, y = read(folder)
+    net, a = Network(x.shape[1]), np.ones((SIDE, SIDE), np.float32)
+    found = {
+        "matrix product": lambda: a @ a,
+        "forward": lambda: net.forward(x[:BATCH]),
+        "step": lambda: net.step(x[:BATCH], y[:BATCH]),
+        "epoch": lambda: net.epoch(x, y),
+        "reading": lambda: read(folder),
+    }
+    found |= {f"batch {n}": lambda n=n: net.step(x[:n], y[:n]) for n in BATCHES}
+    for n in STRETCHES:
+        large, wide = Network(n * 196, 64), np.tile(x[:FEW, ::4], n)
+        found[f"stretched {n}"] = lambda net=large, x=wide: net.step(x, y[:FEW])
+    return found
+
+
+def serve(folder: Path) -> None:
+    """Time what is asked for, a name in each line, and answer with the seconds.
+
+    What is short is done again, and the second time counts: the first fetches what others pushed out of the caches.
+    """
+    tasks = work(folder)
+    for line in sys.stdin:
+        seconds = _seconds(tasks[line.strip()])
+        print(_seconds(tasks[line.strip()]) if seconds < SHORT else seconds, flush=True)
+
+
+def _seconds(task: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def measure(
+    folder: Path, names: Sequence[str], generations: Sequence[str] = tuple(GENERATIONS)[:1], rounds: int = 15
+) -> dict[str, dict[str, np.ndarray]]:
+    """Seconds (rounds,) of each name by each generation, in processes of one thread each.
+
+    In each round all take a turn, one after the other, so that a noisy moment hits all alike; one round more, to warm
+    up, does not count. Raises ValueError for an unknown name, and ChildEnded where a process ends early.
+    """
+    known = [*PARTS, *(f"batch {n}" for n in BATCHES), *(f"stretched {n}" for n in STRETCHES)]
+    names = [checks.known("part", name, known) for name in names]
+    found = {generation: {name: np.zeros(rounds) for name in names} for generation in generations}
+    workers = {}
+    try:
+        for generation in generations:
+            core = GENERATIONS[checks.known("generation", generation, GENERATIONS)]
+            own = {"OPENBLAS_NUM_THREADS": "1"} | ({"OPENBLAS_CORETYPE": core} if core else {})
+            command = [*processes.PYTHON, __file__, str(folder)]
+            workers[generation] = processes.Child(command, environment=os.environ | own)
+        for number in range(-1, rounds):
+            for name in names:
+                for generation, worker in workers.items():
+                    worker.send(name.encode() + b"\n")
+                    seconds = float(worker.receive())
+                    if number >= 0:
+                        found[generation][name][number] = seconds
+    finally:
+        for worker in workers.values():
+            worker.stop("it is over")
+        for worker in workers.values():
+            worker.close()
+    return found
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
