@@ -82,7 +82,7 @@ def test_a_grid_of_everything_is_everything_and_widens_the_longest_axis_first():
 def test_what_a_search_sees():
     data = table(luck=0.1)
     point = (1, 1, 1, 1, 0)
-    assert data.scorer(rng(), noise=-1)(point, 3) == pytest.approx(data.curves[point][:, 2].mean())
+    assert data.scorer(rng(), noise=None)(point, 3) == pytest.approx(data.curves[point][:, 2].mean())
     score = data.scorer(rng(3))
     seen = [score(point, epochs) for epochs in range(1, EPOCHS + 1)]
     assert any(np.array_equal(seen, row) for row in data.curves[point]), "one seed for all epochs of a run"
@@ -222,7 +222,7 @@ def test_hyperbands_brackets_are_the_papers():
 
 def test_halving_keeps_the_best_of_each_rung():
     data = table(luck=0.2)
-    log = room.run(room.Halving(SPACE, rng(), EPOCHS, keep=4), data.scorer(rng(), noise=-1), 16 + 4 * 3 + 12)
+    log = room.run(room.Halving(SPACE, rng(), EPOCHS, keep=4), data.scorer(rng(), noise=None), 16 + 4 * 3 + 12)
     rungs = {epochs: [trial for trial in log if trial.epochs == epochs] for epochs in (1, 4, 16)}
     assert [len(rung) for rung in rungs.values()] == [16, 4, 1]
     for low, high in ((1, 4), (4, 16)):

@@ -101,16 +101,16 @@ class Table:
         """(*sizes) test accuracy to be expected of a point: the mean over the seeds."""
         return self.test.mean(-1)
 
-    def scorer(self, rng: Rng, noise: float = 0.0) -> Score:
+    def scorer(self, rng: Rng, noise: float | None = 0.0) -> Score:
         """Training as a search sees it: each point has a seed, drawn when it is first asked for.
 
-        `noise`: deviation of what is added to each score, as by a smaller validation set. Below 0: none at all, not
-        even that of the seed; the score is the mean over the seeds.
+        `noise`: deviation of what is added to each score, as by a smaller validation set. None: no luck at all, not
+        even the seed's; the score is the mean over the seeds.
         """
         seeds: dict[Point, int] = {}
 
         def score(point: Point, epochs: int) -> float:
-            if noise < 0:
+            if noise is None:
                 return float(self.curves[point][:, epochs - 1].mean())
             seed = seeds.setdefault(point, int(rng.integers(self.curves.shape[-2])))
             return float(self.curves[point][seed, epochs - 1] + noise * rng.normal())
