@@ -74,8 +74,13 @@ def test_points_lie_in_the_space(seed, count):
 
 def test_a_grid_of_everything_is_everything_and_widens_the_longest_axis_first():
     assert len(SPACE.grid(288, rng())) == SPACE.size == 288
-    six = SPACE.grid(6, rng())
-    assert [len({point[axis] for point in six}) for axis in range(5)] == [2, 1, 3, 1, 1]
+    four = SPACE.grid(3, rng())
+    assert [len({point[axis] for point in four}) for axis in range(5)] == [1, 1, 3, 1, 1]
+    ties = [SPACE.grid(6, rng(seed)) for seed in range(20)]  # a third of the twelve, or half of the four
+    assert {tuple(len({p[axis] for p in six}) for axis in range(5)) for six in ties} == {
+        (2, 1, 3, 1, 1),
+        (1, 1, 6, 1, 1),
+    }
     assert SPACE.setting((1, 2, 0, 1, 0)) == {"a": 2, "b": "z", "c": 0, "d": True, "e": 7}
 
 

@@ -64,13 +64,13 @@ class Space:
         return (*point[:axis], int(other), *point[axis + 1 :])
 
     def grid(self, count: int, rng: Rng) -> list[Point]:
-        """At most `count` points, evenly spaced: one value more for the axis that has most left, while it fits."""
+        """At most `count` points, evenly spaced: one value more where most are left, while it fits."""
         levels = [1] * len(self.sizes)
         while True:
             fits = [a for a, n in enumerate(levels) if n < self.sizes[a] and math.prod(levels) // n * (n + 1) <= count]
             if not fits:
                 break
-            levels[max(fits, key=lambda a: self.sizes[a] / levels[a])] += 1
+            levels[max(fits, key=lambda a: (self.sizes[a] / levels[a], rng.random()))] += 1
         shifted = zip(rng.random(len(levels)), levels, self.sizes, strict=True)
         return list(itertools.product(*([int((i + u) * size / n) for i in range(n)] for u, n, size in shifted)))
 
@@ -464,6 +464,6 @@ def fit(size: Sequence[float], loss: Sequence[float]) -> Law:
 
     tries = [
         least_squares(lambda p: law(p)(size) / loss - 1, [0.5 * loss.min(), math.log(loss.max()), start], bounds=bounds)
-        for start in (0.2, 0.5, 1.0)
+        for start in (0.2, 0.7)
     ]
     return law(min(tries, key=lambda found: found.cost).x)
