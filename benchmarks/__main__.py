@@ -23,7 +23,9 @@ from benchmarks.timing import Row
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))  # for lab.py
-BENCHMARKS = ("calibration", "cold_start", "slider_latency", "train_speed", "landscape_speed", "quantize_speed")
+BENCHMARKS = (
+    "calibration", "cold_start", "slider_latency", "train_speed", "landscape_speed", "quantize_speed", "search_quality",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
