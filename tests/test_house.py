@@ -23,7 +23,8 @@ from dlscale.course.contents import contents
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-MOST_LINES, MOST_LINES_OF_METHOD = 3645, 300  # neither blank nor only comment or docstring
+WORK_AND_DEPTH = 48  # of lab.program, which came with the twelfth notebook
+MOST_LINES, MOST_LINES_OF_METHOD = 3645 + WORK_AND_DEPTH, 300  # neither blank nor only comment or docstring
 LATER = {book.room for book in contents()[9:]}  # rooms that the first number is not for
 # Exercises and experiments are the course's, not its library's; with them counts what keeps and reruns the records.
 TEXTS = {"exercises.py", "experiment.py", "records.py", "sources.py"}
