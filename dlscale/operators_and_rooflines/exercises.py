@@ -170,7 +170,7 @@ tile = Exercise(
     "four layers, and may move at most 1.1 times as many words from DRAM as the best of all.",
     hints=(
         "Which operand should be fetched once only? What does `operators.traffic` say if k is the innermost loop?",
-        "Outputs are fetched again wherever k is an outer loop. And where one operand fits wholly, it may stay instead.",
+        "Outputs are fetched again wherever k is an outer loop. Where one operand fits wholly, it may stay instead.",
     ),
     code="""
 def choose_tile(sizes, room):
