@@ -22,6 +22,9 @@ help:  ## list these commands
 lab: $(READY)  ## open the course in JupyterLab
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
+# The library's tests compile a thousand small programs and run each once or twice: optimising them costs a third of the
+# time. The notebooks' own runs and the smoke test of the oldest versions take XLA as a reader has it.
+check: export XLA_FLAGS += --xla_backend_optimization_level=0
 check: $(READY)  ## check style, walls and library: all but the notebooks' runs
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
