@@ -432,6 +432,11 @@ def test_the_suggestions():
     assert measuring.sparsity(measuring.edges(20, 100, 100)) == (100, 1.0, 1.0)
     slow = room.timeline("elastic, synchronous", room.durations(4, 9, slowest=4.0), 40, every=5)
     assert slow.unseen.max() <= 15 and np.bincount(slow.worker).max() <= 15
+    unseen = {
+        (every, push): room.timeline("Downpour", np.ones(4), 80, every=every, push=push).unseen.mean()
+        for every in (2, 8) for push in (2, 8)
+    }  # fmt: skip
+    assert unseen[8, 2] == unseen[8, 8] > 2 * unseen[2, 2] == 2 * unseen[2, 8]
 
 
 def test_another_crowd_in_section_3():

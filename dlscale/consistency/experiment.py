@@ -213,3 +213,34 @@ CONTROLLED = Experiment(
     controls_trial, controls_plan, {"accuracy": 1.0, "accuracy_in_time": 1.0}, ("accuracy", "accuracy_in_time"),
     {"judged_on": "test", "arm": SLOW_AT_TIMES[0]},  # a short one is run again
 )  # fmt: skip
+
+# A network on which a message of all weights takes as long as a gradient
+
+SLOWER_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 1.0, shards=4)
+SLOWER_ARMS = ("synchronous", "asynchronous", "Downpour, every 5", "gossip", "elastic, every 10", "averaging, every 10")
+FOUR_SEEDS, OTHER_SEEDS = range(204, 208), range(56, 64)
+
+
+@functools.lru_cache(maxsize=64)
+def slower_order(arm: str, seed: int) -> Timeline:
+    """The timeline of eight equal workers; time goes to sending. (Beside `order`, so that its records stay valid.)"""
+    times = consistency.durations(WORKERS, GRADIENTS // WORKERS * 2, seed=seed)
+    return consistency.timeline(**ARMS[arm], times=times, gradients=GRADIENTS, wire=SLOWER_NETWORK, seed=seed)
+
+
+def slower_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
+    """Eight equal workers on the slower network."""
+    return measure(slower_order(arm, seed), learning_rate, seed, judged_on)
+
+
+def slower_plan(run: RunTrials) -> None:
+    """Each arm at the best of the same rates, on held-out examples, by accuracy in equal time."""
+    options = {"seeds": OTHER_SEEDS, "tuning_seeds": FOUR_SEEDS, "score": itemgetter("accuracy_in_time")}
+    for arm in SLOWER_ARMS:
+        train.tune(run, arm=arm, learning_rate=(*RATES[2:], 2 * RATES[-1]), **options)
+
+
+SLOWER = Experiment(
+    "consistency-slower", "six ways of agreeing where a message of all weights takes as long as a gradient",
+    slower_trial, slower_plan, TOLERANCE, CHAOTIC, {"judged_on": "test"},
+)  # fmt: skip
