@@ -535,6 +535,57 @@ def dynamic_plan(run: RunTrials) -> None:
         _tuned(run, rates, WAY_TUNING_SEEDS, seeds, **arm)
 
 
+# Is it worth starting large? Networks that are small from the start, with about the weights that stay at 5 %
+
+SMALL_NETS = {  # which pixels, hidden units, the way (the last two keep as many weights as "49-14-10"), times the steps
+    "196-4-10": ("all", (4,), "not at all", 1),
+    "49-12-12-10": ("averaged", (12, 12), "not at all", 1),
+    "49-14-10": ("averaged", (14,), "not at all", 1),
+    "49 of 196-14-10": ("liveliest", (14,), "not at all", 1),
+    "49-14-10, for longer": ("averaged", (14,), "not at all", 8),  # then it multiplies as pruning gradually does
+    "49 of 196-14-10, for longer": ("liveliest", (14,), "not at all", 8),
+    "49-64-64-10, gradually": ("averaged", (64, 64), "gradually", 1),
+    "49-64-64-10, RigL": ("averaged", (64, 64), "RigL", 1),
+}
+SMALL_WEIGHTS = 49 * 14 + 14 * 10
+
+
+def _fewer(pixels: str, examples: Dataset) -> Dataset:
+    """49 pixels of 196: means over 2 × 2, which knows that they are an image, or those that vary most."""
+    liveliest = np.argsort(-examples.x_train.std(0).ravel())[:49]
+    chosen = {"all": lambda x: x, "averaged": _pooled, "liveliest": lambda x: x.reshape(len(x), -1)[:, liveliest]}
+    return replace(examples, x_train=chosen[pixels](examples.x_train), x_test=chosen[pixels](examples.x_test))
+
+
+def small_trial(net: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy in percent, and the weights that are not zero in the end."""
+    pixels, hidden, way, times = SMALL_NETS[net]
+    sizes = [196 if pixels == "all" else 49, *hidden, 10]
+    shapes = [*itertools.pairwise(sizes)]
+    density = 1.0 if way == "not at all" else SMALL_WEIGHTS / sum(map(math.prod, shapes))
+    optimizer, setting = PRUNING["global"], {"way": WAYS.index(way) if way in WAYS else 0, "density": density}
+    if way == "RigL":  # by ERK
+        shares = [SMALL_WEIGHTS / sum(map(sum, shapes)) * sum(shape) / math.prod(shape) for shape in shapes]
+        optimizer, setting = dynamic, dict(zip(SHAPES, shares, strict=True)) | {"scaled": 1, "times": 1}
+        setting |= dict(zip(("share", "by_gradient"), CHANGES[way], strict=True))
+    options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS * times, "eval_every": WAY_EPOCHS, "progress": False}
+    examples = _fewer(pixels, _digits(judged_on))
+    try:
+        run = train.fit(
+            models.mlp(sizes), examples, optimizer, learning_rate=learning_rate, seed=seed, **options, **setting
+        )
+    except train.Diverged:
+        return {"accuracy": math.nan, "weights": math.nan}
+    weights = sum(np.count_nonzero(layer["w"]) for layer in run.params.values())
+    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "weights": weights}
+
+
+def small_plan(run: RunTrials) -> None:
+    """All on the grid that served the first narrow net, with the seeds of the ways to prune."""
+    for net in SMALL_NETS:
+        _tuned(run, LOWER_RATES, WAY_TUNING_SEEDS, WAY_SEEDS, net=net)
+
+
 GRANULARITY = Experiment(
     "sparsity-granularity",
     "a convolutional net pruned by weights, vectors, kernels, filters, blocks and 2:4 to five densities, tuned",
@@ -600,5 +651,15 @@ DYNAMIC = Experiment(
     dynamic_plan,
     {"accuracy": 1.0, "middle": 2.0} | _LAYERS,
     chaotic=("accuracy", "middle"),
+    drawn={"judged_on": "test"},
+)
+
+SMALL_RECORD = Experiment(
+    "sparsity-small",
+    "networks of some 830 weights on digits, dense or pruned, on all pixels or on 49, tuned",
+    small_trial,
+    small_plan,
+    {"accuracy": 1.0, "weights": 5.0},
+    chaotic=("accuracy", "weights"),
     drawn={"judged_on": "test"},
 )
