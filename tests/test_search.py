@@ -439,7 +439,25 @@ def next_point(points, scores, sizes, seed):
         new[axis] = rng.integers(sizes[axis])
     return new
 """
-    assert judged(exercises.next_point, evolution)[0]
+    climbing = """
+def next_point(points, scores, sizes, seed):
+    rng, best, tried = np.random.default_rng(seed), points[scores.argmax()], set(map(tuple, points.tolist()))
+    for axis in rng.permutation(len(sizes)):
+        for value in rng.permutation(sizes[axis]):
+            new = np.where(np.arange(len(sizes)) == axis, value, best)
+            if tuple(new.tolist()) not in tried:
+                return new
+    return rng.integers(sizes)
+"""
+    assert judged(exercises.next_point, evolution)[0] and judged(exercises.next_point, climbing)[0]
+
+
+def test_no_stream_of_random_search_comes_as_far_as_is_asked():
+    found = [
+        [exercises.searched(lambda p, s, z, seed, k=k: rng(seed + k).integers(z), seed) for seed in exercises.FRESH]
+        for k in range(4)
+    ]
+    assert np.mean(found, 1).max() < exercises.NEEDED - 0.02
 
 
 def test_halving_must_not_look_ahead_nor_pay_twice():
@@ -460,5 +478,10 @@ def test_other_exercises_refuse_the_naive_answer():
         x * (((i + 1) / len(scores)) ** n - (i / len(scores)) ** n) for i, x in enumerate(sorted(scores))
     )
     assert exercises.expected_best.judge(exact)[0]
+    best_left = """
+def promote(scores, gone, keep):
+    return int(np.where(gone, -1, scores).argmax()) if len(scores) // keep and not gone.all() else -1
+"""
+    assert not judged(exercises.promote, best_left)[0], "a run that is gone still takes up a place"
     first_left = "np.argsort(-scores)[: len(scores) // keep]"
     assert not judged(exercises.promote, exercises.promote.code.replace(first_left, "np.argsort(-scores)"))[0]

@@ -303,6 +303,7 @@ POPULATIONS = Experiment(
 WIDTHS = tuple(2**i for i in range(1, 8))
 SIZES = (188, 375, 750, 1500, 3000, 6000)
 ADAM_RATES = (2.0**-9, 2.0**-7, 2.0**-5)
+BEYOND = {0: (2.0**-11,), 2: (2.0**-3,)}  # by the place of the best of these
 SIZES_SEEDS = range(10, 15)
 STEPS, SIZES_BATCH, PIECE = 2048, 64, 64
 NOTED = tuple(64 * 2**i for i in range(6))  # steps after which the test loss is noted
@@ -371,18 +372,25 @@ def sizes_trial(net: str, width: int, examples: int, rate: float, seed: int) -> 
 
 
 def sizes_plan(run: RunTrials) -> None:
-    """Every width with every number of examples, and one convolutional net with each of these; three rates each."""
-    for net, width in [*(("dense", width) for width in WIDTHS), ("convolutional", 64)]:
-        grid = itertools.product(SIZES, ADAM_RATES, SIZES_SEEDS)
-        settings = [
-            {"net": net, "width": width, "examples": size, "rate": rate, "seed": seed} for size, rate, seed in grid
-        ]
-        run(settings[:1])
-        run(settings)
+    """Every width with every number of examples, and one convolutional net with each of these; three rates each.
+
+    And where the best of them, by the validation loss, is the first or the last, the rate beyond it.
+    """
+    pairs = [*(("dense", width) for width in WIDTHS), ("convolutional", 64)]
+    for (net, width), size in itertools.product(pairs, SIZES):
+
+        def trained(rates: tuple[float, ...], at: Any = (net, width, size)) -> list[float]:
+            given = ((*at, *rest) for rest in itertools.product(rates, SIZES_SEEDS))
+            settings = [dict(zip(("net", "width", "examples", "rate", "seed"), one, strict=True)) for one in given]
+            run(settings[:1])  # what it compiles is there for the others
+            return [found["validation"] for found in run(settings)]
+
+        losses = np.reshape(trained(ADAM_RATES), (len(ADAM_RATES), -1)).mean(1)
+        trained(BEYOND.get(int(np.nan_to_num(losses, nan=np.inf).argmin()), ()))
 
 
 SIZES_RUN = Experiment(
-    "search-sizes", "test loss against the sizes of network and training set, early stopped, three rates each",
+    "search-sizes", "test loss against the sizes of network and training set, early stopped, at three or four rates",
     sizes_trial, sizes_plan,
     {"loss": 0.05, "validation": 0.05, "accuracy": 2.0, "early_loss": 0.02, "steps": 64.0}
     | dict.fromkeys((f"after{steps}" for steps in NOTED), 0.05),
