@@ -167,8 +167,7 @@ def test_rules():
     assert by(statistic="best") == 1 and by() == 4 and by(statistic="trimmed") == 3
     assert by(clock="cost") == 5 and by(look=2, runs=1) == 2 and by(in_a_row=2, runs=1) == math.inf
     assert by(tuning=True) == 4 + 3 * 4
-    never = entry([[0, 0, 0, 0]] * 4)
-    assert honest.ranking({"never": never, "one": one}, honest.Rule(9)) == ["one"]
+    assert honest.score(entry([[0, 0, 0, 0]] * 4), honest.Rule(9)).mean == math.inf
 
 
 BAD = {
@@ -329,6 +328,8 @@ def test_medians_taken_apart_sums_and_means_are_refused():
     for answer in (
         lambda theirs, ours: np.median(theirs) / np.median(ours),
         lambda theirs, ours: theirs.sum() / ours.sum(),
+        lambda theirs, ours: theirs.min() / ours.min(),
+        lambda theirs, ours: np.mean(theirs / ours),
         lambda theirs, ours: np.exp(np.mean(np.log(theirs / ours))),
     ):
         assert not exercises.paired.judge(answer)[0]
@@ -367,6 +368,22 @@ def test_every_dishonest_report_answers_the_question_that_uncovers_it():
         assert report.ask("highest ops") == "It does not touch this report."
 
 
+def test_authors_count_right():
+    """What the authors say of seeds and rates is what the records hold; both sides of report 5 had as long."""
+    bits = records.read("gradient_compression-bits")
+    rates = [
+        bits.options("learning_rate", arm=a, dataset="mnist1d", judged_on="validation")
+        for a in ("dense", "top 1 %, feedback")
+    ]
+    assert sorted({*rates[1]} - {*rates[0]}) == [2.0] and len(rates[0]) == 6
+    reports = exercises.reports()
+    assert "same 6 rates, with 2 seeds each. Ours was best at the largest, so" in reports[1].ask("hide the tuning")
+    told = [report.ask("hide the tuning") for report in reports]
+    assert [next(n for n in (5, 6, 7, 10) if f"same {n} rates" in text) for text in told] == [6, 6, 5, 7, 10, 10]
+    assert reports[4].ask("the right time") == "Both had 256 epochs."
+    assert all(set(report.errors) == set(report.bars) for report in reports[1:5])
+
+
 def test_there_are_eighteen_ways_and_the_axes():
     assert len(exercises.QUESTIONS) == 19 and all(text.endswith("?") for text in exercises.QUESTIONS.values())
 
@@ -378,6 +395,12 @@ def cells(*identities: str, **changes: str) -> Cells:
     found = Cells("14_honest_benchmarks", changes)
     found.run("honest-imports", *identities)
     return found
+
+
+def test_the_dial_of_equal_time_ends_where_it_gains_most():
+    found = cells("honest-race-read", "honest-clocks", "honest-trick-plumbing", "honest-many-time")
+    gained = [found["told"]("the right time", place)[3].mean for place in (1, 2, 3, 4, 5)]
+    assert gained == sorted(gained) and gained[4] > 2 * gained[0]
 
 
 def test_two_settings_that_differ():

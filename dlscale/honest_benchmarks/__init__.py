@@ -6,7 +6,7 @@ infinite: it counts, and medians can bear it. Means and their t-intervals are `d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -327,9 +327,3 @@ def score(entry: Entry, rule: Rule) -> Interval:
     """
     statistic, times = STATISTICS[checks.known("statistic", rule.statistic, STATISTICS)], run_times(entry, rule)
     return bootstrap(times, statistic) if len(times) > 1 else Interval(float(times[0]), -np.inf, np.inf)
-
-
-def ranking(entries: Mapping[str, Entry], rule: Rule) -> Sequence[str]:
-    """The names of those that get there, the fastest first; who never does is not ranked."""
-    times = {name: score(entry, rule).mean for name, entry in entries.items()}
-    return sorted((name for name, time in times.items() if np.isfinite(time)), key=times.__getitem__)
