@@ -408,6 +408,20 @@ def test_equal_weights_are_equal():
     np.testing.assert_allclose(found, model.layers["output"](params["output"], x), rtol=1e-3, atol=1e-4)
 
 
+def test_one_over_root_20_in_the_weights_is_the_same_function_with_other_eigenvalues():
+    params = experiment.stacked(weights(models.resnet(experiment.DEPTH, True, shape=(14, 14, 1))))
+    rng, factor = np.random.default_rng(0), np.float32(np.sqrt(experiment.DEPTH))
+    x, y = rng.normal(size=(4, 14, 14, 1)).astype(np.float32), rng.integers(0, 10, 4)
+    same = params | {"blocks": jax.tree.map(lambda w: w / factor, params["blocks"])}
+    loss = experiment.written_in("skips")
+    np.testing.assert_allclose(loss(same, x, y, factor), experiment.mean_loss("skips")(params, x, y), rtol=1e-4)
+    top = records.read("loss_landscapes-top")
+    beside, within = (top.values(what, net="skips") for what in ("top", "written in"))
+    assert (within > beside).all()
+    surface = records.read("loss_landscapes-skips").values("loss", net="skips", rate=2.0**-6, judged_on="test")
+    np.testing.assert_allclose(top.values("loss", net="skips"), surface, rtol=1e-3)  # of the same nets
+
+
 def test_the_surfaces_are_of_the_chosen_rates_and_all_nets_came_to_the_same_loss():
     record = records.read("loss_landscapes-skips")
     assert {net: record.options("rate", net=net, judged_on="test")[0] for net in experiment.CHOSEN} == experiment.CHOSEN
@@ -440,6 +454,42 @@ def along_line(params, gaussian, distances, axes=lambda w: tuple(range(w.ndim - 
 )
 def test_the_line_exercise(answer, right):
     assert exercises.line.judge(answer)[0] == right
+
+
+def by_covariance(points):
+    values = np.linalg.eigvalsh(np.cov(points.T))
+    return 100 * values[-2:].sum() / values.sum()
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (by_covariance, True),
+        (lambda points: by_covariance(points) / 100, False),
+        (lambda points: 100 * room.pca_plane({"w": np.float32(points)}).explained.sum(), True),
+        (lambda points: 100 * (s := np.linalg.svd(points, compute_uv=False) ** 2)[:2].sum() / s.sum(), False),
+        (lambda points: 100 * (s := np.linalg.svd(points - points.mean(0))[1])[:2].sum() / s.sum(), False),
+        (lambda points: 100.0, False),
+    ],
+    ids=["covariance", "fraction", "the room's", "not centred", "not squared", "all"],
+)
+def test_the_held_exercise(answer, right):
+    assert exercises.held.judge(answer)[0] == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (lambda x, y, w, b, e: x + e * np.where(y[:, None], -1, 1) * np.sign(w), True),
+        (lambda x, y, w, b, e: x + e * np.where(y[:, None], 1, -1) * np.sign(w), False),
+        (lambda x, y, w, b, e: x + e * np.sign(w), False),
+        (lambda x, y, w, b, e: x + e * (1 / (1 + np.exp(-x @ w - b)) - y)[:, None] * w, False),
+        (lambda x, y, w, b, e: x, False),
+    ],
+    ids=["by class", "lower loss", "any class", "no sign", "no attack"],
+)
+def test_the_attack_exercise(answer, right):
+    assert exercises.attack.judge(answer)[0] == right
 
 
 @pytest.mark.parametrize(

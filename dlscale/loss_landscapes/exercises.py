@@ -57,6 +57,36 @@ def along_line(params, gaussian, distances):
 )
 
 
+def _held(answer: Any) -> str | None:
+    rng = np.random.default_rng(4)
+    for count, size, far in ((61, 500, 3.0), (300, 6, 100.0)):
+        points = rng.normal(size=(count, size)) * np.geomspace(4, 0.5, size) + far
+        variances = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
+        expected = 100 * variances[:2].sum() / variances.sum()
+        if wrong := compare(f"The share of {count} points in {size} dimensions", answer(points.copy()), expected):
+            return wrong
+    return None
+
+
+held = Exercise(
+    id="loss_landscapes-held",
+    answer="share_held",
+    question="Write the measure of this section: `points` holds one point a row. Return how many *percent* of their "
+    "variance, the mean squared distance from their mean, the best plane holds.",
+    hints=(
+        "The variance along the principal components: the squared singular values of the points less their mean.",
+        "np.linalg.svd(…, compute_uv=False) gives the singular values, the largest first: the plane has two of them.",
+    ),
+    code="""
+def share_held(points):
+    variances = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
+    return 100 * variances[:2].sum() / variances.sum()
+""",
+    wrong=_held,
+    right="of any path, aimless ones, too: that is what the controls are for.",
+)
+
+
 def _spread(n: int, seed: int, smallest: float) -> np.ndarray:
     """A symmetric matrix with eigenvalues from 1 down to `smallest`, of both signs."""
     rng = np.random.default_rng(seed)
@@ -280,4 +310,35 @@ def fair_pairs(nets):
 """,
     wrong=_fair,
     right="one thing differs, all others are alike, failed runs are out: that is a control.",
+)
+
+
+def _attack(answer: Any) -> str | None:
+    for seed, epsilon in ((1, 0.1), (2, 0.5)):
+        rng = np.random.default_rng(seed)
+        x, w, y = rng.normal(size=(40, 6)), rng.normal(size=6), rng.integers(0, 2, 40)
+        expected = x + epsilon * np.sign(np.outer(1 / (1 + np.exp(-(x @ w + 0.3))) - y, w))
+        found = answer(x.copy(), y.copy(), w.copy(), 0.3, epsilon)
+        if wrong := compare(f"The attacked inputs at ε = {epsilon:g}", found, expected):
+            return wrong
+    return None
+
+
+attack = Exercise(
+    id="loss_landscapes-attack",
+    answer="attack",
+    question="Write it for the smallest classifier. A logistic model says that an input, a row of `x`, is of "
+    "class 1 with probability $p = 1 / (1 + e^{-z})$, $z = x \\cdot w + b$. Its loss is $-\\log p$ where `y` is 1 and "
+    "$-\\log(1 - p)$ where it is 0. Return the attacked `x`, without any library for gradients.",
+    hints=(
+        "The derivative of the loss with respect to z is p − y. And that of z with respect to x?",
+        "So the gradient of row i is (p[i] - y[i]) * w. Only its sign is needed.",
+    ),
+    code="""
+def attack(x, y, w, b, epsilon):
+    p = 1 / (1 + np.exp(-(x @ w + b)))
+    return x + epsilon * np.sign((p - y)[:, None] * w)
+""",
+    wrong=_attack,
+    right="p is never beyond y, so for this model the direction hangs on the class alone.",
 )

@@ -29,8 +29,10 @@ BATCH, STEPS = 50, 400
 TARGET = 0.2  # training loss to stop at
 NETS = ("skips", "equal weights", "plain")
 RATES = tuple(2.0**k for k in range(-8, -1))
+LARGER = (2.0**-1, 1.0, 2.0)  # for the nets with skips; the plain one fails at the last of RATES in each run
 TUNING_SEEDS, TEST_SEEDS = (110, 111, 112), range(30, 40)
 LINE = np.linspace(-1, 1, 41)  # in sizes of the weights
+SLOWER = (2.0**-2, 2.0**-1)  # than the best rate of equal weights, at which many runs fail
 CHOSEN = {"skips": 2.0**-6, "plain": 2.0**-4}  # nets and rates of the surfaces
 SIDE = np.linspace(-0.5, 0.5, 17)
 MIDDLE = len(SIDE) // 2  # the row whose Hessians are looked at
@@ -177,14 +179,17 @@ def _ends(net: str, params: Params, products: int, seed: int = 0) -> tuple[float
 
 
 def plan(run: RunTrials) -> None:
-    """Tune all nets on the same grid; test each at the rates that are best for the plain net and the one with skips."""
-    best = {
-        net: train.tune(
-            run, net=net, rate=RATES, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=operator.itemgetter("accuracy")
-        ).setting["rate"]
-        for net in NETS
-    }
+    """Tune all nets; test each at its best rate and at those that are best for the plain net and the one with skips."""
+
+    def tuned(net: str) -> float:
+        rates = RATES if net == "plain" else RATES + LARGER
+        score = operator.itemgetter("accuracy")
+        found = train.tune(run, net=net, rate=rates, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=score)
+        return found.setting["rate"]
+
+    best = {net: tuned(net) for net in NETS}
     arms = [(net, rate) for net in NETS for rate in (best["skips"], best["plain"])]
+    arms += [("equal weights", rate) for rate in SLOWER]
     run([{"net": net, "rate": r, "seed": seed, "judged_on": "test"} for net, r in arms for seed in TEST_SEEDS])
 
 
@@ -195,6 +200,46 @@ SKIPS = Experiment(
     plan,
     {"accuracy": 2, "rise": 0.02, "valleys": 0.5, "steps": 3, "loss": 0.002},
     drawn={"net": "skips", "judged_on": "test"},  # rounding sends the plain net, whose ground is steeper, elsewhere
+)
+
+
+@functools.cache
+def written_in(net: str) -> Callable[..., Array]:
+    """The same function of other weights: those of the blocks are multiplied by a factor before they are used."""
+    loss = mean_loss(net)
+
+    def other(params: Params, x: Array, y: Array, factor: Array) -> Array:
+        return loss(params | {"blocks": jax.tree.map(lambda w: factor * w, params["blocks"])}, x, y)
+
+    return other
+
+
+def top_trial(net: str, seed: int) -> dict[str, float]:
+    """The largest eigenvalue where training ended; of skips also with 1/√20 written in the weights, not beside them."""
+    params, _, final = trained(net, CHOSEN[net], seed)
+    loss = written_in(net)
+
+    def top(factor: float) -> float:
+        same = params | {"blocks": jax.tree.map(lambda w: w / np.float32(factor), params["blocks"])}
+        given = *_images("training"), np.float32(factor)
+        return float(loss_landscapes.hessian_eigenvalues(loss, same, 1, jax.random.key(0), given, tolerance=1e-2)[0])
+
+    return {"loss": final, "top": top(1), "written in": top(math.sqrt(DEPTH)) if net == "skips" else float("nan")}
+
+
+def top_plan(run: RunTrials) -> None:
+    """Both nets of the surfaces, with the seeds of the test."""
+    run([{"net": net, "seed": seed} for seed in TEST_SEEDS for net in CHOSEN])
+
+
+TOP = Experiment(
+    "loss_landscapes-top",
+    "the largest eigenvalue of the deep nets, and of the one with skips in two ways of writing the same function",
+    top_trial,
+    top_plan,
+    {"loss": 0.002, "top": 3, "written in": 20},
+    chaotic=("top", "written in"),
+    drawn={"net": "skips"},
 )
 
 
