@@ -352,27 +352,60 @@ def micro_batches(seconds, batch):
     assert "together, not" in exercises.micro_batches.judge(lambda seconds, batch: [1])[1]
 
 
+def test_windows_stand_in_the_order_of_the_results_and_of_the_weights():
+    def strided(x, k, axes):
+        found = np.lib.stride_tricks.sliding_window_view(x, (k, k), (1, 2))  # batch, rows, columns, channels, k, k
+        return found.transpose(axes).reshape(-1, k * k * x.shape[3])
+
+    def in_loops(x, k):
+        n, height, width, _ = x.shape
+        places = itertools.product(range(n), range(height - k + 1), range(width - k + 1))
+        return [x[b, r : r + k, s : s + k].ravel() for b, r, s in places]
+
+    assert exercises.windows.judge(in_loops)[0]
+    assert exercises.windows.judge(lambda x, k: jnp.asarray(strided(x, k, (0, 1, 2, 4, 5, 3))))[0]
+    for axes in ((0, 1, 2, 3, 4, 5), (0, 1, 2, 5, 4, 3), (0, 2, 1, 4, 5, 3)):  # as they come; kernel, image turned over
+        right, line = exercises.windows.judge(functools.partial(strided, axes=axes))
+        assert not right and "Do rows and columns stand in the order" in line
+    right, line = exercises.windows.judge(lambda x, k: x.reshape(len(x), -1))
+    assert not right and "a column for each of its 2·2·1 numbers" in line
+
+
 def test_a_tile_must_fit_and_move_little():
     assert "the memory has" in exercises.tile.judge(lambda sizes, room: (sizes, "mnk"))[1]
     right, line = exercises.tile.judge(lambda sizes, room: ({"m": 1, "n": 1, "k": 1}, "mnk"))
     assert not right and "as many words move" in line
-    deep = """
+    all_of_them = """
 def choose_tile(sizes, room):
-    fits = lambda t: operators.words(t) <= room
     sides = {i: [d for d in range(1, sizes[i] + 1) if sizes[i] % d == 0] for i in "mnk"}
-    tiles = [{"m": m, "n": n, "k": 1} for m in sides["m"] for n in sides["n"]]
-    tiles = [t for t in tiles if fits(t)]
-    choices = [(t, o) for t in tiles for o in ("mnk", "nmk", "kmn", "knm", "mkn", "nkm")]
+    tiles = [{"m": m, "n": n, "k": DEPTHS} for m in sides["m"] for n in sides["n"] for k in sides["k"]]
+    choices = [(t, "mnk") for t in tiles if operators.words(t) <= room]
     return min(choices, key=lambda c: sum(operators.traffic(sizes, *c).values()))
 """
-    right, line = judged(exercises.tile, deep)  # right where outputs should stay, but one layer has weights that should
+    right, line = judged(exercises.tile, all_of_them.replace("DEPTHS", "k"))
+    assert not right and "was asked" in line and "may be 200 times" in line
+    # outputs that stay, their sides as large as fits: right but for the one layer whose weights should stay
+    outputs_stay = """
+def choose_tile(sizes, room):
+    sides = {i: [d for d in range(1, sizes[i] + 1) if sizes[i] % d == 0] for i in "mn"}
+    tiles = [{"m": m, "n": n, "k": 1} for m in sides["m"] for n in sides["n"]]
+    choices = [(t, "mnk") for t in tiles if operators.words(t) <= room]
+    return min(choices, key=lambda c: sum(operators.traffic(sizes, *c).values()))
+"""
+    right, line = judged(exercises.tile, outputs_stay)
     assert not right and "'m': 1024" in line
-    assert judged(
-        exercises.tile,
-        deep.replace('"k": 1} for', '"k": k} for').replace(
-            ' for n in sides["n"]]', ' for n in sides["n"] for k in sides["k"]]'
-        ),
-    )[0]
+    by_rule = """
+def choose_tile(sizes, room):
+    divisors = lambda n: [d for d in range(1, n + 1) if n % d == 0]
+    def largest(a, b, c):                       # a formula of one's own, no traffic asked
+        fits = [{a: x, b: y, c: 1} for x in divisors(sizes[a]) for y in divisors(sizes[b])]
+        fits = [t for t in fits if operators.words(t) <= room]
+        cost = lambda t: sizes["m"] * sizes["n"] * sizes["k"] * (1 / t[a] + 1 / t[b])
+        return min(fits, key=cost)
+    ways = [(largest("m", "n", "k"), "mnk"), (largest("n", "k", "m"), "nkm"), (largest("m", "k", "n"), "mkn")]
+    return min(ways, key=lambda way: sum(operators.traffic(sizes, *way).values()))
+"""
+    assert judged(exercises.tile, by_rule)[0], judged(exercises.tile, by_rule)[1]
 
 
 # What the notebook suggests
@@ -404,6 +437,13 @@ def test_a_limit_of_its_own_is_at_least_as_good_as_a_share():
     assert room.total(alone) <= room.total(found["PLANS"]["any size", 8]["56 × 56"]) * (1 + 1e-6)
 
 
+def test_a_measured_plan_gives_what_the_whole_batch_gives():
+    run_plan = cells("own-run-hand")["run_plan"]
+    x, w = arrays(batch=5)
+    way = [room.Piece("im2col", 2, 1.0, 0)] * 2 + [room.Piece("direct", 1, 1.0, 0)]
+    np.testing.assert_allclose(jit(run_plan(way))(x, w), true(x, w), atol=1e-4)
+
+
 def test_a_larger_memory_moves_fewer_words():
     found = cells("energy-table", "energy-layer")
     sizes = found["CONV"]["conv3"]
@@ -414,8 +454,9 @@ def test_a_larger_memory_moves_fewer_words():
 
 def test_by_hand_in_the_notebook_is_what_the_library_does():
     found = cells("three-hand", "winograd-hand", "winograd-2d-hand", "energy-count", "systolic-hand", "nfu")
+    found.run("operators-anna", "operators-anna-model")
     x, w = arrays(height=10, width=10)
-    for name in ("direct_by_hand", "im2col_by_hand", "fft_by_hand"):
+    for name in ("direct_by_hand", "fft_by_hand"):
         np.testing.assert_allclose(found[name](x.astype(float), w.astype(float)), true(x, w), atol=1e-10)
     np.testing.assert_allclose(found["winograd_by_hand"](x, w, 4), true(x, w), atol=1e-3)
     sizes, tile = {"m": 6, "n": 4, "k": 6}, {"m": 2, "n": 2, "k": 3}
@@ -428,6 +469,10 @@ def test_by_hand_in_the_notebook_is_what_the_library_does():
     results, cycles, words = found["neural_functional_unit"](np.ones((2, 20), int), np.ones((20, 16), int), 1)
     np.testing.assert_array_equal(results, 10)
     assert cycles == 2 * 2 + 2 and words == {"inputs": 4 * 16, "weights": 4 * 256, "sums": 2 * 16 * 3}
+    whole = [np.round(4 * a).astype(int) for a in (x[0], w)]
+    results, cycles, came = found["anna"](*whole)
+    np.testing.assert_allclose(results, true(whole[0][None], whole[1])[0])
+    assert cycles == 41 * 8 * 8 and came == 8 * (3 * 3 + 7 * 3) * 3  # of a row of windows one whole, then columns
 
 
 def test_what_the_record_leaves_out_is_large():

@@ -1,6 +1,8 @@
 """The exercises of 12_operators_and_rooflines."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -85,6 +87,47 @@ def work_and_depth(batch, inputs, outputs):
 )
 
 
+def _windows(answer: Any) -> str | None:
+    rng = np.random.default_rng(21)
+    for batch, height, width, channels, k in ((1, 4, 5, 1, 2), (2, 6, 9, 3, 3), (3, 5, 5, 4, 5), (1, 7, 3, 2, 1)):
+        x = rng.normal(size=(batch, height, width, channels)).astype(np.float32)
+        w = rng.normal(size=(k, k, channels, 4)).astype(np.float32)
+        rows, columns = height - k + 1, width - k + 1
+        images = f"For {batch} images of {height} × {width} × {channels} and k = {k}"
+        found = np.asarray(answer(x, k))
+        if found.shape != (batch * rows * columns, k * k * channels):
+            wanted = f"a row for each of {batch}·{rows}·{columns} windows, a column for each of its {k}·{k}·{channels}"
+            return f"{images} the shape is {found.shape}; there should be {wanted} numbers."
+        truth = np.asarray(operators.direct(jnp.asarray(x), jnp.asarray(w)))
+        y = np.reshape(found @ w.reshape(-1, 4), truth.shape)
+        if wrong := compare(f"{images}, the product with the kernels", y, truth):
+            return f"{wrong} Do rows and columns stand in the order of the results and of w.reshape(-1, out)?"
+    return None
+
+
+windows = Exercise(
+    id="operators_and_rooflines-windows",
+    answer="windows",
+    question="Write **im2col**: `windows(x, k)`. `x` is (batch, height, width, channels). Return a matrix with a row "
+    "for each window of k × k, in the order of the results, such that `windows(x, k) @ w.reshape(k * k * channels, "
+    "out)` is the convolution with `w` (k, k, channels, out). It is tried on images of four shapes.",
+    hints=(
+        "How many windows fit into an image? In which order do i, j and c run in w.reshape(k·k·c, out)?",
+        "For fixed i and j, x[:, i : i + rows, j : j + columns] has that place of all windows. Put these side by side "
+        "along the last axis, i outermost, and make rows of them.",
+    ),
+    code="""
+def windows(x, k):
+    _, height, width, channels = x.shape
+    rows, columns = height - k + 1, width - k + 1
+    places = [x[:, i : i + rows, j : j + columns] for i in range(k) for j in range(k)]
+    return np.concatenate(places, axis=3).reshape(-1, k * k * channels)
+""",
+    wrong=_windows,
+    right="k² copies of nearly every number, for the sake of one matrix product.",
+)
+
+
 def _micro_batches(answer: Any) -> str | None:
     rng = np.random.default_rng(12)
     tables = [np.concatenate([[0.0], np.sort(rng.uniform(1, 9, batch))]) for batch in (1, 5, 12, 20)]
@@ -145,9 +188,15 @@ PLANNED = [
 PLANNED += [({"m": 16, "n": 4096, "k": 1024}, 2**14)]
 
 
+TRIES = 200  # of `traffic` for each layer
+
+
 def _tile(answer: Any) -> str | None:
     for sizes, room in PLANNED:
-        tile, order = answer(dict(sizes), room)
+        with _counting() as tried:
+            tile, order = answer(dict(sizes), room)
+        if len(tried) > TRIES:
+            return f"For {sizes} `operators.traffic` was asked {len(tried):,} times, and may be {TRIES} times."
         if operators.words(tile) > room:
             return f"For {sizes} the tiles take {operators.words(tile):,} words; the memory has {room:,}."
         moved = sum(operators.traffic(sizes, tile, order).values())
@@ -155,6 +204,18 @@ def _tile(answer: Any) -> str | None:
         if moved > 1.1 * best:
             return f"For {sizes} and {room:,} words, {moved / best:.2f} times as many words move as need to."
     return None
+
+
+@contextlib.contextmanager
+def _counting() -> Iterator[list[Any]]:
+    """Meanwhile each call of `operators.traffic` is noted."""
+    calls: list[Any] = []
+    traffic = operators.traffic
+    operators.traffic = lambda *args: calls.append(args) or traffic(*args)
+    try:
+        yield calls
+    finally:
+        operators.traffic = traffic
 
 
 def _best(sizes: dict[str, int], room: int) -> tuple[dict[str, int], str]:
@@ -167,23 +228,26 @@ tile = Exercise(
     answer="choose_tile",
     question="**Open.** Write `choose_tile(sizes, room)`: a tile, as `{'m': …, 'n': …, 'k': …}` whose sides divide "
     "those of `sizes`, with `operators.words(tile) <= room`, and an order of the loops such as `'mnk'`. It is tried on "
-    "four layers, and may move at most 1.1 times as many words from DRAM as the best of all.",
+    "four layers, may move at most 1.1 times as many words from DRAM as the best of all, and may ask "
+    "`operators.traffic` 200 times for each layer: trying all tiles is too slow.",
     hints=(
-        "Which operand should be fetched once only? What does `operators.traffic` say if k is the innermost loop?",
-        "Outputs are fetched again wherever k is an outer loop. Where one operand fits wholly, it may stay instead.",
+        "If k is the innermost loop, which operand stays? How often is each number of the other two fetched then?",
+        "An operand that stays wants its tile large in both directions, and then the third side buys nothing. It need "
+        "not be the outputs that stay.",
     ),
     code="""
 def choose_tile(sizes, room):
+    divisors = lambda n: [d for d in range(1, n + 1) if n % d == 0]
     best = None
-    for m in [d for d in range(1, sizes['m'] + 1) if sizes['m'] % d == 0]:
-        for n in [d for d in range(1, sizes['n'] + 1) if sizes['n'] % d == 0]:
-            for k in [d for d in range(1, sizes['k'] + 1) if sizes['k'] % d == 0]:
-                tile = {'m': m, 'n': n, 'k': k}
+    for a, b, inner in (('m', 'n', 'k'), ('m', 'k', 'n'), ('n', 'k', 'm')):  # the tile along a and b stays
+        for side in divisors(sizes[a]):
+            for other in reversed(divisors(sizes[b])):
+                tile = {a: side, b: other, inner: 1}
                 if operators.words(tile) <= room:
-                    for order in ('mnk', 'mkn', 'nmk', 'nkm', 'kmn', 'knm'):
-                        moved = sum(operators.traffic(sizes, tile, order).values())
-                        if best is None or moved < best[0]:
-                            best = moved, tile, order
+                    moved = sum(operators.traffic(sizes, tile, a + b + inner).values())
+                    if best is None or moved < best[0]:
+                        best = moved, tile, a + b + inner
+                    break
     return best[1:]
 """,
     wrong=_tile,
