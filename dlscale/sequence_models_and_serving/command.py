@@ -35,11 +35,8 @@ ABOUT = """Serve a recogniser that the course has trained, on 127.0.0.1 only, in
 --max-wait-ms gets a port of its own, all with the same compiled programs. Ctrl-C ends it after those who wait."""
 HOST = "127.0.0.1"
 MAX_LINE = 30_000  # bytes of a request; the longest sound takes 25,100
-MAX_CONNECTIONS, MAX_OPEN, IDLE = (
-    64,
-    64,
-    60.0,
-)  # of all; requests of one that wait; seconds until a silent one is closed
+MAX_CONNECTIONS, MAX_OPEN = 64, 64  # of all; requests of one that wait
+IDLE = 60.0  # seconds until a silent one is closed
 MAX_BATCH, ROOM = 256, 256
 
 
@@ -98,10 +95,10 @@ def request(identity: int, sound: np.ndarray) -> bytes:
 
 
 def compiled(params: Any, most: int) -> tuple[Callable[[list[np.ndarray]], list[dict[str, Any]]], dict[int, float]]:
-    """What hears a batch of sounds, with programs for 1, 4, 16, … up to `most`, and the seconds of each."""
+    """What hears a batch of sounds, with programs for 1, 4, 16, … and `most`, and the seconds of each."""
     run, sizes, seconds = jax.jit(sequence.recognise), [1], {}
     while sizes[-1] < most:
-        sizes.append(4 * sizes[-1])
+        sizes.append(min(most, 4 * sizes[-1]))
 
     def work(sounds: list[np.ndarray]) -> list[dict[str, Any]]:
         size = next(size for size in sizes if size >= len(sounds))
@@ -244,8 +241,13 @@ class Load(NamedTuple):
     answers: list[dict[str, Any]]
 
     @property
+    def answered(self) -> np.ndarray:
+        """The seconds of those that were not refused."""
+        return self.seconds[["heard" in answer for answer in self.answers]]
+
+    @property
     def refused(self) -> int:
-        return sum("error" in answer for answer in self.answers)
+        return len(self.seconds) - len(self.answered)
 
 
 async def send(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray, connections: int = 8) -> Load:
@@ -318,7 +320,7 @@ def bench(model: Path, rules: Sequence[Rule], rates: Sequence[float], seconds: f
             for rate in rates:
                 arrivals = poisson(rate, max(1, int(rate * seconds)), 0)
                 found = server.load(place, [sound] * len(arrivals), arrivals)
-                middle, late = 1e3 * np.quantile(found.seconds, [0.5, 0.95])
+                middle, late = 1e3 * np.quantile(found.answered, [0.5, 0.95])
                 times = f"{middle:10.1f} {late:9.1f} {found.refused:8}"
                 print(f"{rule.max_batch:9} {1e3 * rule.max_wait:8g} {rate:8g} {times}", flush=True)
 

@@ -5,21 +5,30 @@ learning rate.
 """
 
 import functools
-from collections.abc import Sequence
+import json
+import math
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 from scipy import signal
 
 from dlscale.course.records import Experiment, RunTrials
-from dlscale.lab import checks, train
-from dlscale.sequence_models_and_serving import sequence
+from dlscale.lab import checks, processes, train
+from dlscale.sequence_models_and_serving import command, sequence
 from dlscale.sequence_models_and_serving.sequence import HERTZ, LONGEST, MOST_SYMBOLS, SYMBOLS
+from dlscale.sequence_models_and_serving.serving import Rule
 
 # Sounds
 
@@ -120,7 +129,7 @@ TEST_COUNT = 360  # utterances, 30 of each voice
 _spectrogram = jax.jit(sequence.spectrogram)
 
 
-def heard(made: Utterances, piece: int = 100) -> Utterances:
+def heard(made: Utterances, piece: int = 25) -> Utterances:
     """The same with spectrograms in place of sounds, piece by piece: frames of them all at once take much memory."""
     padded = np.pad(made.sounds, ((0, -len(made.sounds) % piece), (0, 0)))
     pieces = [np.asarray(_spectrogram(part)) for part in np.split(padded, len(padded) // piece)]
@@ -156,78 +165,93 @@ STEPS, BATCH, CLIP = 250, 32, 5.0
 WARM_UP = 30
 
 
-def _rate(count: Array) -> Array:
-    """The factor on the learning rate: up in a line, then down as a cosine."""
-    down = (1 + jnp.cos(jnp.pi * jnp.clip((count - WARM_UP) / (STEPS - WARM_UP), 0, 1))) / 2
-    return jnp.minimum(1, (count + 1) / WARM_UP) * down
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(CLIP), optax.scale_by_adam())
 
 
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(CLIP), optax.scale_by_adam(), optax.scale_by_schedule(_rate))
+def rates(rate: float, steps: int = STEPS) -> np.ndarray:
+    """(steps,) the learning rate of each: up in a line, then down as a cosine."""
+    count = np.arange(steps)
+    down = (1 + np.cos(np.pi * np.clip((count - WARM_UP) / (steps - WARM_UP), 0, 1))) / 2
+    return np.float32(rate * np.minimum(1, (count + 1) / WARM_UP) * down)
 
 
-def step(state: tuple[Any, Any], rows: Array, rate: Array, made: Utterances) -> tuple[tuple[Any, Any], Array]:
-    """One step of Adam on the mean CTC loss for each symbol; its record is that loss."""
-    params, memory = state
-    sounds, frames, labels, counts = (a[rows] for a in made)
+def stepping(net: Callable[..., Array]) -> Callable[..., Any]:
+    """What takes one step of Adam on a net's mean CTC loss for each symbol; its record is that loss."""
 
-    def loss(params: Any) -> Array:
-        return sequence.ctc_loss(sequence.hear(params, sounds, frames), frames, labels, counts).sum() / counts.sum()
+    def step(state: tuple[Any, Any], now: tuple[Array, Array], made: Utterances) -> tuple[tuple[Any, Any], Array]:
+        (params, memory), (rows, rate) = state, now
+        sounds, frames, labels, counts = (a[rows] for a in made)
 
-    value, gradient = jax.value_and_grad(loss)(params)
-    updates, memory = OPTIMIZER.update(gradient, memory)
-    return (jax.tree.map(lambda p, u: p - rate * u, params, updates), memory), value
+        def loss(params: Any) -> Array:
+            return sequence.ctc_loss(net(params, sounds, frames), frames, labels, counts).sum() / counts.sum()
 
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, memory = OPTIMIZER.update(gradient, memory)
+        return (jax.tree.map(lambda p, u: p - rate * u, params, updates), memory), value
 
-@functools.partial(jax.jit, static_argnums=1)
-def start(seed: Array, hidden: int) -> tuple[Any, Any]:
-    """Parameters and the optimizer's memory before the first step."""
-    params = sequence.init(jax.random.key(seed), hidden)
-    return params, OPTIMIZER.init(params)
+    return step
 
 
-def order(count: int, seed: int) -> np.ndarray:
+step = stepping(sequence.hear)
+
+
+def ready(params: Any) -> tuple[Any, Any]:
+    """Parameters and the optimizer's memory before the first step: all of it is 0."""
+    return params, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(OPTIMIZER.init, params))
+
+
+def order(count: int, seed: int, steps: int = STEPS) -> np.ndarray:
     """(steps, batch) rows: all of the lessons in a new order, again and again."""
     rng = np.random.default_rng([seed, 6])
-    whole = [rng.permutation(count) for _ in range(-(-STEPS * BATCH // count))]
-    return np.concatenate(whole)[: STEPS * BATCH].reshape(STEPS, BATCH)
+    whole = [rng.permutation(count) for _ in range(-(-steps * BATCH // count))]
+    return np.concatenate(whole)[: steps * BATCH].reshape(steps, BATCH)
 
 
-def learn(count: int, hidden: int, rate: float, seed: int, **options: Any) -> train.Driven:
+def learn(count: int, hidden: int, rate: float, seed: int, steps: int = STEPS, **options: Any) -> train.Driven:
     """Train on the first `count` lessons; `options` are those of `train.run`."""
-    return train.run(step, start(np.uint32(seed), hidden), order(count, seed), np.float32(rate), lessons(), **options)
+    inputs = order(count, seed, steps), rates(rate, steps)
+    return train.run(step, ready(sequence.init(seed, hidden)), inputs, lessons(), **options)
 
 
+PIECE = 60  # utterances that are heard at once: one program for an exam and for a single sound
 hear = jax.jit(sequence.hear)
 
 
-def wrong(params: Any, made: Utterances) -> np.ndarray:
+def logits(params: Any, made: Utterances, net: Callable[..., Array] = hear) -> np.ndarray:
+    """(utterances, FRAMES, classes) what the net says, piece by piece."""
+    count = len(made.frames)
+    places = np.resize(np.arange(count), -(-count // PIECE) * PIECE).reshape(-1, PIECE)
+    return np.concatenate([np.asarray(net(params, made.sounds[i], made.frames[i])) for i in places])[:count]
+
+
+def wrong(params: Any, made: Utterances, net: Callable[..., Array] = hear) -> np.ndarray:
     """(utterances, 2) symbols to put in, take out or change in what the best path says, and symbols said."""
-    paths = np.asarray(hear(params, made.sounds, made.frames)).argmax(2)
+    paths = logits(params, made, net).argmax(2)
     found = (sequence.collapse(path[:n]) for path, n in zip(paths, made.frames, strict=True))
     said = (row[:n].tolist() for row, n in zip(made.labels, made.counts, strict=True))
     return np.array([(sequence.edits(a, b), len(b)) for a, b in zip(found, said, strict=True)])
 
 
-def rates_of_voices(params: Any, made: Utterances) -> np.ndarray:
-    """(voices,) the percentage of symbols that are wrong, of each of the twelve voices of an exam."""
-    found = wrong(params, made)
+def rates_of_voices(found: np.ndarray) -> np.ndarray:
+    """(voices,) the percentage of symbols that are wrong, of each of the twelve voices, from what `wrong` found."""
     return np.array([100 * part[:, 0].sum() / part[:, 1].sum() for part in (found[i::12] for i in range(12))])
 
 
 # The record
 
-COUNTS, RATES = (125, 500, 2000), (0.003, 0.01, 0.03, 0.1)
+COUNTS, RATES = (125, 500, 2000), (0.003, 0.01, 0.03, 0.1, 0.3)
 TUNING_SEEDS, TEST_SEEDS = range(100, 102), range(10, 16)
 
 
-def trial(count: int, hidden: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
+def trial(count: int, hidden: int, rate: float, seed: int, judged_on: str, steps: int = STEPS) -> dict[str, float]:
     """The percentage of wrong symbols after training, 100 at most, and the loss of step 10."""
-    driven = learn(count, hidden, rate, seed, progress=False)
+    driven = learn(count, hidden, rate, seed, steps, progress=False)
     found = wrong(driven.state[0], exam(judged_on)).sum(0)
     return {"error": min(100.0, 100 * found[0] / found[1]), "early": driven.records[9]}
 
 
-ARMS = [{"count": 2000, "hidden": 16}, *({"count": count, "hidden": 64} for count in COUNTS)]
+SMALL = {"count": 2000, "hidden": 16}
+ARMS = [SMALL | {"steps": STEPS}, SMALL | {"steps": 2 * STEPS}, *({"count": count, "hidden": 64} for count in COUNTS)]
 
 
 def plan(run: RunTrials) -> None:
@@ -241,7 +265,7 @@ def plan(run: RunTrials) -> None:
 
 SCALE = Experiment(
     id="sequence_models_and_serving-scale",
-    about="The recogniser's error against the number of lessons and the size of the net (four arms, four rates)",
+    about="The recogniser's error against the number of lessons and the size of the net (five arms, five rates)",
     trial=trial,
     plan=plan,
     tolerance={"error": 1.0, "early": 0.02},
@@ -254,16 +278,11 @@ SCALE = Experiment(
 REACH, WINDOW_UNITS = 5, 128
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def window_start(seed: Array, reach: int = REACH) -> tuple[Any, Any]:
-    """As `start`, of two dense layers over `reach` frames."""
-    into, out = jax.random.split(jax.random.key(seed))
-    inputs = reach * sequence.BANDS
-    params = {
-        "u": jax.random.normal(into, (inputs, WINDOW_UNITS)) / inputs**0.5,
-        "v": jax.random.normal(out, (WINDOW_UNITS, sequence.CLASSES)) / WINDOW_UNITS**0.5,
-    }
-    return params, OPTIMIZER.init(params)
+def window_init(seed: int, reach: int = REACH) -> Any:
+    """Parameters of two dense layers over `reach` frames."""
+    rng, inputs = np.random.default_rng([seed, 8]), reach * sequence.BANDS
+    u, v = rng.normal(size=(inputs, WINDOW_UNITS)), rng.normal(size=(WINDOW_UNITS, sequence.CLASSES))
+    return {"u": np.float32(u / inputs**0.5), "v": np.float32(v / WINDOW_UNITS**0.5)}
 
 
 @jax.jit
@@ -275,30 +294,15 @@ def window_hear(params: Any, sounds: Array, frames: Array) -> Array:
     return jnp.tanh(jnp.concatenate(pieces, axis=2) @ params["u"]) @ params["v"]
 
 
-def window_step(state: tuple[Any, Any], rows: Array, rate: Array, made: Utterances) -> tuple[tuple[Any, Any], Array]:
-    """As `step`."""
-    params, memory = state
-    sounds, frames, labels, counts = (a[rows] for a in made)
-
-    def loss(params: Any) -> Array:
-        return sequence.ctc_loss(window_hear(params, sounds, frames), frames, labels, counts).sum() / counts.sum()
-
-    value, gradient = jax.value_and_grad(loss)(params)
-    updates, memory = OPTIMIZER.update(gradient, memory)
-    return (jax.tree.map(lambda p, u: p - rate * u, params, updates), memory), value
+window_step = stepping(window_hear)
 
 
 def window_trial(reach: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """As `trial`, after 2,000 lessons."""
-    begin, made = window_start(np.uint32(seed), reach), exam(judged_on)
-    driven = train.run(window_step, begin, order(2000, seed), np.float32(rate), lessons(), progress=False)
-    paths = np.asarray(window_hear(driven.state[0], made.sounds, made.frames)).argmax(2)
-    pairs = [
-        (sequence.collapse(path[:n]), row[:m].tolist())
-        for path, n, row, m in zip(paths, made.frames, made.labels, made.counts, strict=True)
-    ]
-    wrong_ones = sum(sequence.edits(*pair) for pair in pairs)
-    return {"error": min(100.0, 100 * wrong_ones / made.counts.sum()), "early": driven.records[9]}
+    begin, made = ready(window_init(seed, reach)), exam(judged_on)
+    driven = train.run(window_step, begin, (order(2000, seed), rates(rate)), lessons(), progress=False)
+    found = wrong(driven.state[0], made, window_hear).sum(0)
+    return {"error": min(100.0, 100 * found[0] / found[1]), "early": driven.records[9]}
 
 
 def window_plan(run: RunTrials) -> None:
@@ -314,10 +318,162 @@ def window_plan(run: RunTrials) -> None:
 
 CONTROL = Experiment(
     id="sequence_models_and_serving-window",
-    about="A recogniser without recurrence: one frame or five at a time, four rates",
+    about="A recogniser without recurrence: one frame or five at a time, five rates",
     trial=window_trial,
     plan=window_plan,
     tolerance={"error": 1.0, "early": 0.02},
     chaotic=("error",),
-    drawn={"reach": 5, "judged_on": "test"},
+    drawn={"reach": 1, "judged_on": "test"},
+)
+
+# The clock: what takes how many times as long as what, each time in a process of its own
+
+
+@jax.jit
+def one_after_the_other(h: Array, w: Array, steps: Array) -> Array:
+    """`steps` products, each of which needs the one before."""
+    return lax.fori_loop(0, steps, lambda _, h: jnp.tanh(h @ w), h)
+
+
+@jax.jit
+def in_one_product(h: Array, w: Array) -> Array:
+    """All at once."""
+    return jnp.tanh(h @ w)
+
+
+def least(task: Callable[[], object], times: int) -> float:
+    """The fewest processor seconds of several runs, of all threads together; the first compiles."""
+
+    def once() -> float:
+        start = time.process_time()
+        jax.block_until_ready(task())
+        return time.process_time() - start
+
+    task()
+    return min(once() for _ in range(times))
+
+
+def python_table(log_p: np.ndarray, states: Sequence[int]) -> list[list[float]]:
+    """The logarithms of alpha, one number after the other."""
+    table: list[list[float]] = []
+    jump = [s > 1 and k != 0 and k != states[s - 2] for s, k in enumerate(states)]
+    for t, row in enumerate(log_p.tolist()):
+        before, now = table[-1] if t else [], []
+        for s, label in enumerate(states):
+            ways = [before[s - i] for i in range(min(s, 1) + 1 + jump[s])] if t else [0.0 if s < 2 else sequence.NEVER]
+            most = max(ways)
+            now.append(most + math.log(sum(math.exp(way - most) for way in ways)) + row[label])
+        table.append(now)
+    return table
+
+
+def numpy_table(log_p: np.ndarray, states: Sequence[int]) -> np.ndarray:
+    """The logarithms of alpha, all states of a frame at once."""
+    labels = np.array(states)
+    jump = np.r_[False, False, (labels[2:] != labels[:-2]) & (labels[2:] != 0)]
+    table, now = np.zeros((len(log_p), len(labels))), np.full(len(labels), sequence.NEVER)
+    now[0] = 0
+    for t, emitted in enumerate(log_p[:, labels]):
+        before = np.logaddexp(now, np.r_[sequence.NEVER, now[:-1]])
+        over = np.where(jump, np.r_[sequence.NEVER, sequence.NEVER, now[:-2]], sequence.NEVER)
+        table[t] = now = np.logaddexp(before, over) + emitted
+    return table
+
+
+def with_gradient(log_p: np.ndarray, labels: Sequence[int], table: Callable[..., Any]) -> tuple[float, np.ndarray]:
+    """CTC loss of one utterance and its gradient by the logits; `table` gives the logarithms of alpha."""
+    states = [0, *(s for label in labels for s in (label, 0))]
+    there, back = np.array(table(log_p, states)), np.array(table(log_p[::-1], states[::-1]))[::-1, ::-1]
+    total = np.logaddexp(there[-1, -1], there[-1, -2])
+    p = np.exp(log_p)
+    shares = np.zeros_like(p)
+    np.add.at(shares.T, states, np.exp(there + back - log_p[:, states] - total).T)
+    return -total, p - shares
+
+
+class Speech(NamedTuple):
+    """Logits and labels of 32 utterances of up to 200 frames, in 28 classes: letters, a space, and the blank."""
+
+    logits: np.ndarray
+    frames: np.ndarray
+    labels: np.ndarray
+    counts: np.ndarray
+
+
+def speech(count: int = 32, frames: int = 200, classes: int = 28) -> Speech:
+    """Drawn at random."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(count, frames, classes)).astype(np.float32)
+    lengths, labels = rng.integers(frames * 3 // 4, frames + 1, count), rng.integers(1, classes, (count, 30))
+    return Speech(z, lengths, labels.astype(np.int32), rng.integers(10, 31, count))
+
+
+@jax.jit
+def batched(made: Speech) -> tuple[Array, Array]:
+    """CTC loss, all together, and its gradient."""
+    return jax.value_and_grad(lambda z: sequence.ctc_loss(z, *made[1:]).sum())(made.logits)
+
+
+def one_by_one(made: Speech, table: Callable[..., Any], rows: Sequence[int]) -> list[tuple[float, np.ndarray]]:
+    """`with_gradient` of some utterances."""
+    z = made.logits.astype(float)
+    log_p = z - np.log(np.exp(z).sum(2, keepdims=True))
+    return [with_gradient(log_p[i, : made.frames[i]], made.labels[i, : made.counts[i]].tolist(), table) for i in rows]
+
+
+def clocked() -> dict[str, float]:
+    """Processor seconds of one way over those of another, and those of a server for a request; all as log2."""
+    found = {}
+    small, wide = (jnp.full((n, n), 1e-3) for n in (512, 3520))
+    w, rows = jnp.full((1024, 1024), 1e-3), jnp.ones((64, 1024))
+    waits = least(lambda: one_after_the_other(rows[:1], w, 64), 12)
+    found["dependence"] = waits / least(lambda: in_one_product(rows, w), 12)
+    per = [least(lambda w=w, n=n: one_after_the_other(jnp.ones((1, len(w))), w, n), 8) / n / w.size
+           for w, n in ((wide, 2), (small, 64))]  # fmt: skip
+    found["cache"] = per[0] / per[1]
+    made = speech()
+    alone = [Speech(*(a[i : i + 1] for a in made)) for i in range(len(made.frames))]
+    whole = least(lambda: batched(made), 8)
+    found["compiled"] = least(lambda: [batched(one) for one in alone], 4) / whole
+    found["numpy"] = least(lambda: one_by_one(made, numpy_table, range(8)), 3) * 4 / whole
+    found["python"] = least(lambda: one_by_one(made, python_table, range(4)), 2) * 8 / whole
+    with tempfile.TemporaryDirectory() as folder:
+        sequence.save(path := Path(folder, "net.npz"), sequence.init(0))
+        with command.running(path, [Rule(1, 0.0, 64), Rule(16, 0.0, 64)]) as server:
+            sound = np.random.default_rng(0).integers(-9999, 9999, LONGEST)
+            for place, name in enumerate(("alone", "batch")):
+                before = _of_children()
+                for _ in range(8):
+                    server.load(place, [sound] * 48, np.zeros(48))
+                found[name] = (_of_children() - before) / 8 / 48
+    return {name: float(np.log2(value)) for name, value in found.items()}
+
+
+def _of_children() -> float:
+    return processes.processor_seconds(processes.family(os.getpid())[1:])
+
+
+ONE_AT_A_TIME = threading.Lock()
+
+
+def clock_trial(process: int) -> dict[str, float]:
+    """`clocked` in a fresh process; `process` is only its number."""
+    code = f"import json; from {__name__} import {clocked.__name__} as f; print(json.dumps(f()))"
+    with ONE_AT_A_TIME:  # what is timed has the machine to itself
+        done = subprocess.run([*processes.PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def clock_plan(run: RunTrials) -> None:
+    """Eight processes."""
+    run([{"process": number} for number in range(8)])
+
+
+# Another machine may be so many times as fast, or as slow.
+CLOCK = Experiment(
+    id="sequence_models_and_serving-clock",
+    about="Dependence, CTC, caches and batches by the clock, in eight fresh processes",
+    trial=clock_trial,
+    plan=clock_plan,
+    tolerance=dict.fromkeys(("dependence", "cache", "compiled", "numpy", "python", "alone", "batch"), 3.0),
 )

@@ -187,18 +187,18 @@ def spelled(labels: Sequence[int]) -> str:
 # A net that hears
 
 
-def init(key: Array, hidden: int = 64) -> Params:
+def init(seed: int, hidden: int = 64) -> Params:
     """Parameters of gated recurrent units (Cho et al. 2014) in both directions of time, and a dense layer."""
     checks.whole("hidden", hidden)
-    into, along, out = jax.random.split(key, 3)
-    w = jax.random.normal(along, (6, hidden, hidden))
-    w = lax.map(lambda gate: jnp.linalg.qr(gate)[0], w).reshape(2, 3, hidden, hidden)
-    first, last = jax.random.normal(into, (2, BANDS, 3 * hidden)), jax.random.normal(out, (2 * hidden, CLASSES))
-    return {
-        "input": {"w": first / BANDS**0.5, "b": jnp.zeros((2, 1, 1, 3 * hidden))},
-        "recurrent": {"w": jnp.concatenate(list(w.swapaxes(0, 1)), axis=2)},
-        "output": {"w": last / hidden**0.5 / 4, "b": jnp.zeros(CLASSES)},
+    rng = np.random.default_rng([seed, 7])
+    along = [np.linalg.qr(rng.normal(size=(2, hidden, hidden)))[0] for _gate in range(3)]
+    first, last = rng.normal(size=(2, BANDS, 3 * hidden)), rng.normal(size=(2 * hidden, CLASSES))
+    params = {
+        "input": {"w": first / BANDS**0.5, "b": np.zeros((2, 1, 1, 3 * hidden))},
+        "recurrent": {"w": np.concatenate(along, axis=2)},
+        "output": {"w": last / hidden**0.5 / 4, "b": np.zeros(CLASSES)},
     }
+    return jax.tree.map(np.float32, params)
 
 
 def hear(params: Params, heard: Array, frames: Array) -> Array:
@@ -259,7 +259,7 @@ def load(path: Path) -> Params:
     if about != {"kind": "dlscale recogniser", "symbols": SYMBOLS}:
         raise ValueError(f"{path.name} is no recogniser of the symbols {SYMBOLS!r}: it says {about!r}.")
     width = stored.get("recurrent.w", np.zeros(0)).shape[-1:] or (0,)
-    like = jax.eval_shape(lambda: init(jax.random.key(0), max(1, width[0] // 3)))
+    like = init(0, max(1, width[0] // 3))
     wanted = {f"{layer}.{name}": a.shape for layer, own in like.items() for name, a in own.items()}
     found = {name: a.shape for name, a in stored.items()}
     if wanted != found:
