@@ -120,7 +120,7 @@ def plan(run: RunTrials) -> None:
 
     usual = {"decay": record.DECAY, "norms": 0.0}
     # small batches first: what the large one is measured by
-    for chosen in (NONE | {"schedule": 1.0}, ALL | {"half": 0.0}):
+    for chosen in (NONE | {"schedule": 1.0}, NONE | {"schedule": 1.0, "extra_norm": 1.0}, ALL | {"half": 0.0}):
         test(batch_size=SHARE, **usual, **chosen)
     for chosen in itertools.product((0.0, 1.0), repeat=len(PARTS) - 1):
         test(batch_size=LARGE, **usual, **dict(zip(PARTS, (*chosen, 0.0), strict=True)))
