@@ -1,0 +1,218 @@
+"""The exercises of 16_imagenet_in_four_minutes."""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from dlscale import imagenet_in_four_minutes as record
+from dlscale.costs import Link
+from dlscale.course.exercises import Exercise, compare
+from dlscale.imagenet_in_four_minutes import DECAY, MOMENTUM, TRUST
+
+# The step of the system
+
+
+def _stepped(w: np.ndarray, v: np.ndarray, g: np.ndarray, scale: float, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    g = g.astype(np.float32) / np.float32(scale)
+    if not np.isfinite(g).all():
+        return w, v
+    ours, its = np.linalg.norm(w), np.linalg.norm(g)
+    ratio = TRUST * ours / (its + DECAY * ours) if ours > 0 and its > 0 else 1.0
+    v = np.float32(MOMENTUM * v + rate * ratio * (g + DECAY * w))
+    return w - v, v
+
+
+def step_cases() -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float, float]]:
+    """What it is, and weights, velocity, scaled gradient in float16, scale and rate."""
+    rng, cases = np.random.default_rng(1616), []
+    for what, scale, size in (
+        ("a gradient whose squares overflow in float16", 1024.0, 0.8),
+        ("a gradient whose squares vanish in float16", 1.0, 2e-5),
+        ("an ordinary gradient", 128.0, 0.01),
+    ):
+        w, v = (rng.normal(size=(24, 8)).astype(np.float32) * part for part in (0.3, 0.01))
+        cases.append((what, w, v, np.float16(rng.normal(size=w.shape) * size * scale), scale, 0.5))
+    w, v, g = (rng.normal(size=(24, 8)).astype(np.float32) for _ in range(3))
+    cases.append(("weights that are all zero", np.zeros_like(w), v, np.float16(g), 1.0, 0.25))
+    broken = np.float16(g)
+    broken[3, 4] = np.inf
+    cases.append(("a gradient with an infinity (the step is skipped)", w, v, broken, 1024.0, 0.5))
+    return cases
+
+
+def _mixed_step(answer: Any) -> str | None:
+    for what, w, v, g, scale, rate in step_cases():
+        wanted = _stepped(w, v, g, scale, rate)
+        try:
+            weights, velocity = answer(w.copy(), v.copy(), g.copy(), scale, rate)
+        except (TypeError, ValueError) as error:
+            return f"with {what}, mixed_step must return new weights and velocity; it failed with {error}"
+        for name, ours, right in zip(("weights", "velocity"), (weights, velocity), wanted, strict=True):
+            if np.asarray(ours).dtype not in (np.float32, np.float64):
+                return f"the {name} must be in float32: these are the master copies."
+            if wrong := compare(f"With {what}, the {name}", ours, right):
+                return wrong
+    return None
+
+
+mixed_step = Exercise(
+    id="imagenet_in_four_minutes-mixed_step",
+    answer="mixed_step",
+    question="Write the step of the system for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy. w and v are "
+    "the master weights and the velocity, float32; g is the float16 gradient of `scale` times the loss. Cast g to "
+    "float32 and divide it by the scale. If anything in it is not finite, return w and v as they are. The ratio is "
+    "TRUST · |w| / (|g| + DECAY · |w|), or 1 where |w| or |g| is 0. The new velocity is MOMENTUM · v + rate · ratio · "
+    "(g + DECAY · w), the new weights are w minus that. Return both.",
+    hints=(
+        "Which numbers must be float32 before anything is squared?",
+        "g = g.astype(np.float32) / scale comes first; np.isfinite(g).all() next; np.linalg.norm gives |w| and |g|.",
+    ),
+    code="""
+def mixed_step(w, v, g, scale, rate):
+    g = g.astype(np.float32) / np.float32(scale)
+    if not np.isfinite(g).all():
+        return w, v
+    ours, its = np.linalg.norm(w), np.linalg.norm(g)
+    ratio = TRUST * ours / (its + DECAY * ours) if ours > 0 and its > 0 else 1.0
+    v = np.float32(MOMENTUM * v + rate * ratio * (g + DECAY * w))
+    return w - v, v
+""",
+    wrong=_mixed_step,
+    right="forward and backward in float16, and not a single norm in it: that is the system's first part.",
+)
+
+
+# How well it scales
+
+
+def _efficiency(answer: Any) -> str | None:
+    cases = [(90, 1_281_167, 8.7, 1024, 218.0), (90, 1_281_167, 6.6, 2048, 218.0), (10, 50_000, 2.0, 16, 500.0)]
+    for epochs, images, minutes, gpus, alone in cases:
+        wanted = epochs * images / (60 * minutes) / (gpus * alone)
+        if wrong := compare(
+            f"For {gpus} GPUs and {minutes} minutes, the efficiency",
+            answer(epochs, images, minutes, gpus, alone),
+            wanted,
+        ):
+            return wrong
+    return None
+
+
+efficiency = Exercise(
+    id="imagenet_in_four_minutes-efficiency",
+    answer="efficiency",
+    question="Write `efficiency(epochs, images, minutes, gpus, alone)`: the images a second of the whole system, "
+    "divided by what as many GPUs would do if each were as fast as one `alone` (images a second).",
+    hints=("How many images pass in all, and in how many seconds?", "epochs · images / (60 · minutes) is the speed."),
+    code="""
+def efficiency(epochs, images, minutes, gpus, alone):
+    return epochs * images / (60 * minutes) / (gpus * alone)
+""",
+    wrong=_efficiency,
+    right="with it, a record tells how much of its machine it used.",
+)
+
+
+# A threshold for a network
+
+
+def on_network(latency: float, bandwidth: float) -> record.Machine:
+    """GPUs of the paper on a network with these two constants; products reach half of the peak."""
+    return record.MACHINES["P40, 2016"]._replace(outside=Link(latency, bandwidth))
+
+
+def networks() -> list[tuple[float, float]]:
+    """Fresh networks: a latency and a bandwidth each."""
+    rng = np.random.default_rng(1024)
+    return [(float(2e-6 * 2 ** rng.uniform(0, 4)), float(3e9 * 2 ** rng.uniform(0, 3))) for _ in range(10)]
+
+
+def step_seconds(latency: float, bandwidth: float, fuse: float) -> float:
+    """A step of ResNet-50 on 512 GPUs, 16 images each, float16, all-reduces around a ring."""
+    machine = on_network(latency, bandwidth)
+    return record.predict(record.NETWORKS["ResNet-50"], machine, 512, 16, fuse=fuse, algorithm="ring").step
+
+
+THRESHOLDS = (0.0, *(float(2.0**exponent) for exponent in np.arange(16, 27, 0.25)), math.inf)
+SLACK = 1.02
+
+
+@functools.cache
+def _best(latency: float, bandwidth: float) -> float:
+    return min(step_seconds(latency, bandwidth, fuse) for fuse in THRESHOLDS)
+
+
+def _threshold(answer: Any) -> str | None:
+    for latency, bandwidth in networks():
+        best = _best(latency, bandwidth)
+        fuse = float(np.asarray(answer(latency, bandwidth)))
+        if math.isnan(fuse) or fuse < 0:
+            return f"a threshold is a number of bytes from 0 on, not {fuse!r}."
+        yours = step_seconds(latency, bandwidth, fuse)
+        if yours > SLACK * best:
+            about = f"{1e6 * latency:.0f} µs and {bandwidth / 1e9:.1f} GB/s"
+            return f"on a network of {about} your step takes {1e3 * yours:.1f} ms; {1e3 * best:.1f} ms are possible."
+    return None
+
+
+threshold = Exercise(
+    id="imagenet_in_four_minutes-threshold",
+    answer="threshold",
+    question="**Open.** Write `threshold(latency, bandwidth)`: the bytes at which joined gradients are sent, for "
+    "ResNet-50 on 512 GPUs, 16 images each, in float16, around a ring, on a network with this latency (seconds) and "
+    "bandwidth (bytes a second). It is judged on ten networks: on each, the predicted step may take at most 2 % "
+    "longer than with the best threshold. No single number does that. Reason, search, or both.",
+    hints=(
+        "What does a message too many cost, and what does a message that begins too late?",
+        "`exercises.step_seconds(latency, bandwidth, fuse)` predicts a step. How many thresholds must you try?",
+    ),
+    code="""
+def threshold(latency, bandwidth):
+    return min(2.0 ** np.arange(20, 27, 0.25), key=lambda fuse: step_seconds(latency, bandwidth, fuse))
+""",
+    wrong=_threshold,
+    right="a threshold belongs to a network, as a rate belongs to a batch.",
+)
+
+
+# A record of one's own
+
+TARGET = {"minutes": 6.6, "batch": 5120, "gpus": 256}  # the paper's minutes with an eighth of its GPUs
+
+
+def _plan(answer: Any) -> str | None:
+    if not isinstance(answer, dict) or answer.keys() != {"machine", "gpus", "share", "fuse"}:
+        return 'a plan is a dict with "machine", "gpus", "share" and "fuse".'
+    if answer["machine"] not in record.MACHINES:
+        return f"the machines are {', '.join(map(repr, record.MACHINES))}."
+    gpus, share = answer["gpus"], answer["share"]
+    if not all(isinstance(n, int) and n >= 1 for n in (gpus, share)) or gpus % 8:
+        return "gpus and share must be whole numbers, and the GPUs come in nodes of eight."
+    if gpus > TARGET["gpus"] or gpus * share > TARGET["batch"]:
+        return f"{gpus} GPUs with {share} images each are a batch of {gpus * share:,}: more than is allowed."
+    machine, network = record.MACHINES[answer["machine"]], record.NETWORKS["ResNet-50"]
+    minutes = record.predict(network, machine, gpus, share, fuse=float(answer["fuse"])).minutes
+    if minutes > TARGET["minutes"]:
+        return f"predicted are {minutes:.1f} minutes; {TARGET['minutes']:g} are the target."
+    return None
+
+
+plan = Exercise(
+    id="imagenet_in_four_minutes-plan",
+    answer="plan",
+    question='Your own record: `plan = {"machine": …, "gpus": …, "share": …, "fuse": …}`, a key of record.MACHINES, '
+    "GPUs in nodes of eight, images on each, and the bytes at which joined gradients are sent. ResNet-50 in float16 "
+    "with the hybrid all-reduce must be predicted to train in the paper's 6.6 minutes or less, with at most 256 GPUs, "
+    "an eighth of theirs, and a batch of at most 5,120.",
+    hints=(
+        "Which machine's images a second, times 256, would do? Then look at what is sent after the last gradient.",
+        "`record.predict(NETWORK, record.MACHINES[machine], gpus, share, fuse=fuse)` has the minutes and the messages.",
+    ),
+    code="""
+plan = {"machine": "V100, 2017", "gpus": 256, "share": 20, "fuse": 4e6}
+""",
+    wrong=_plan,
+    right="two years of hardware, and the same parts.",
+)

@@ -1,0 +1,154 @@
+"""The recorded experiment of notebook 16: all combinations of the parts that change what is computed."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from dlscale import imagenet_in_four_minutes as record
+from dlscale.course.records import Experiment, RunTrials
+from dlscale.imagenet_in_four_minutes import PARTS, SHARE, Switches
+from dlscale.lab import data, train
+from dlscale.lab.data import Dataset
+from dlscale.precision import scale_of
+
+EPOCHS, LARGE = 20, 1000  # twenty workers of 50 examples
+RATES = tuple(2.0**exponent for exponent in range(-5, 2))
+TUNING_SEEDS, SEEDS = (100, 101), range(8)
+
+
+@functools.cache
+def signals(judged_on: str) -> Dataset:
+    """3,000 training signals, with those held out of them ("validation") or 4,000 fresh ones ("test") to judge by."""
+    full = data.load("mnist1d_fresh")
+    held_out = data.validation_split(full, fraction=0.25)
+    judged = full if judged_on == "test" else held_out
+    return replace(
+        held_out,
+        x_train=held_out.x_train[:3000],
+        y_train=held_out.y_train[:3000],
+        x_test=judged.x_test,
+        y_test=judged.y_test,
+    )
+
+
+def rows(seed: int, epochs: int, batch_size: int, examples: int = 3000) -> np.ndarray:
+    """(steps, batch size) which examples: all of them in a new order in every epoch, whole batches only."""
+    orders = np.random.default_rng(seed).permuted(np.tile(np.arange(examples), (epochs, 1)), axis=1)
+    return orders[:, : examples // batch_size * batch_size].reshape(-1, batch_size).astype(np.int32)
+
+
+@functools.cache
+def step_of(half: bool) -> Callable[..., tuple]:
+    """What one worker's program does, here on all examples of the batch, each worker's share normalised by itself."""
+
+    def step(state: tuple, chosen: Array, given: dict[str, Any], x: Array, y: Array) -> tuple[tuple, Array]:
+        params, memory = state
+        method = record.scaled(record.optimizer(**given), half)
+        scale, workers, extra = scale_of(memory), len(chosen) / SHARE, given["switches"].extra_norm
+        value, gradient = jax.value_and_grad(
+            lambda params: scale * record.loss(params, x[chosen], y[chosen], extra, half)
+        )(params)
+        gradient = jax.tree.map(lambda g: g / workers, gradient)
+        updates, memory = method.update(gradient, memory, params)
+        return (optax.apply_updates(params, updates), memory), value / scale / workers
+
+    return step
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def begin(half: bool, seed: Array, given: dict[str, Any]) -> tuple:
+    """Weights and the optimizer's memory before the first step."""
+    params = record.start(jax.random.key(seed))
+    return params, record.scaled(record.optimizer(**given), half).init(params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def percent_right(half: bool, params: Any, extra: Array, x_train: Array, x: Array, y: Array) -> Array:
+    """Batch norm has the statistics of all training examples together. A net that is not finite is never right."""
+    _, known = record.forward(params, x_train, extra, half, share=len(x_train))
+    logits, _ = record.forward(params, x, extra, half, known=known)
+    return 100 * jnp.where(jnp.isfinite(logits).all(1), logits.argmax(-1) == y, False).mean()
+
+
+def trial(
+    batch_size: int,
+    learning_rate: float,
+    seed: int,
+    judged_on: str,
+    decay: float = record.DECAY,
+    norms: float = 0.0,
+    **switches: float,
+) -> dict[str, float]:
+    """Accuracies in percent, and the loss of the fifth batch, at most 99."""
+    given_signals, chosen = signals(judged_on), Switches(**switches)
+    order, half = rows(seed, EPOCHS, batch_size), bool(chosen.half)
+    numbers = {"rate": learning_rate, "steps": len(order), "decay": decay} | ({"norms": norms} if norms else {})
+    given = {name: np.float32(value) for name, value in numbers.items()}
+    given["switches"] = Switches(*map(np.float32, chosen))
+    x, y = given_signals.x_train, given_signals.y_train.astype(np.int32)
+    state = begin(half, np.uint32(seed), given)
+    (params, _), losses, _ = train.run(step_of(half), state, order, given, x, y, progress=False)
+    extra = given["switches"].extra_norm
+    judge = lambda x, y: float(percent_right(half, params, extra, given_signals.x_train, x, y))  # noqa: E731
+    return {
+        "accuracy": judge(given_signals.x_test, given_signals.y_test),
+        "train_accuracy": judge(x, y),
+        "early_loss": float(np.nan_to_num(losses[4], nan=99, posinf=99).clip(max=99)),
+    }
+
+
+ALL = dict.fromkeys(PARTS, 1.0)
+NONE = dict.fromkeys(PARTS, 0.0)
+
+
+def plan(run: RunTrials) -> None:
+    """Tune and test all 32 combinations at the large batch, then the controls and other batches."""
+
+    def test(**setting: float) -> None:
+        train.tune(
+            run, learning_rate=RATES, tuning_seeds=TUNING_SEEDS, seeds=SEEDS, score=itemgetter("accuracy"), **setting
+        )
+
+    usual = {"decay": record.DECAY, "norms": 0.0}
+    # small batches first: what the large one is measured by
+    for chosen in (NONE | {"schedule": 1.0}, NONE | {"schedule": 1.0, "extra_norm": 1.0}, ALL | {"half": 0.0}):
+        test(batch_size=SHARE, **usual, **chosen)
+    for chosen in itertools.product((0.0, 1.0), repeat=len(PARTS) - 1):
+        test(batch_size=LARGE, **usual, **dict(zip(PARTS, (*chosen, 0.0), strict=True)))
+    test(batch_size=LARGE, **usual, **ALL)
+    for norms in (1.0, 2.0**10):  # LARS without casts
+        test(batch_size=LARGE, decay=record.DECAY, norms=norms, **ALL)
+    test(batch_size=LARGE, **usual, **(ALL | {"lars": 2.0, "half": 0.0}))  # one ratio for the whole net
+    for spared in (0.0, 1.0):  # a decay that bites
+        test(batch_size=LARGE, decay=20 * record.DECAY, norms=0.0, **(ALL | {"half": 0.0, "spared": spared}))
+    for batch_size in (200, 3000):
+        for chosen in (NONE, ALL | {"half": 0.0}):
+            test(batch_size=batch_size, **usual, **chosen)
+    for chosen in itertools.product((0.0, 1.0), repeat=len(PARTS) - 1):
+        test(batch_size=LARGE, **usual, **dict(zip(PARTS, (*chosen, 1.0), strict=True)))
+
+
+SWITCHES = Experiment(
+    "imagenet_in_four_minutes-switches",
+    "a small residual net on MNIST-1D at batch 1,000 with every combination of LARS, schedule, spared decay, extra "
+    "batch norm and float16, each tuned; with controls and other batches",
+    trial,
+    plan,
+    {"accuracy": 1.0, "train_accuracy": 1.0, "early_loss": 0.05},
+    chaotic=("accuracy", "train_accuracy", "early_loss"),
+    drawn={
+        "judged_on": "test",
+        "batch_size": LARGE,
+        "norms": 0.0,
+        "half": 0.0,
+    },  # float16 takes twice as long to compile
+)
