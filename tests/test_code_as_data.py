@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -259,8 +260,11 @@ def test_what_is_held_out_is_held_out():
     assert not told["train"] & (told["test"] | told["validation"]) and not couples["test"] & couples["validation"]
 
 
+logits = jax.jit(experiment.logits, static_argnums=0)  # op by op it would compile each one
+
+
 def seen(network, params, table, one, length=16):
-    return experiment.logits(network, params, jnp.asarray(table), experiment.padded([one], length))
+    return logits(network, params, jnp.asarray(table), experiment.padded([one], length))
 
 
 def test_networks_see_what_they_should():
@@ -325,3 +329,30 @@ def test_words_of_wires_are_accepted_and_words_without_refused():
     ):
         assert not exercises.words.judge(naive)[0]
     assert exercises.told(lambda s, e: s) == pytest.approx(1 / 3)
+
+
+# What the notebook suggests at its end
+
+
+def test_a_program_of_ones_own_is_drawn():
+    power = 'SMALL = {\n    "power": (lambda x: lax.fori_loop(0, 3, lambda i, y: y * x, 1.0), (2.0,)),'
+    cells = Cells("17_code_as_data", {"SMALL = {": power})
+    cells.run("code-imports", "code-small")
+    assert "mul" in names(cells["GRAPHS"]["power"]) and "scan" in names(cells["GRAPHS"]["power"])
+
+
+def test_contexts_of_one_edge():
+    words, programs = experiment.vocabulary(), corpus.load("corpus").graphs[:300]
+    vectors = room.skip_gram(room.pairs(programs, words, "flow", 1), len(words.words), steps=30, batch=64)
+    found = room.hits(room.of_instructions(vectors, words), list(words.instructions), experiment.GROUPS)
+    assert len(found) > 40 and 0 <= found.mean() <= 1
+
+
+def test_the_network_reads_another_function():
+    change = {"return jnp.exp(x - x.max()) / jnp.exp(x - x.max()).sum()": "return jnp.sort(jnp.abs(x))[::-1]"}
+    cells = Cells("17_code_as_data", change)
+    words, table = experiment.vocabulary(), experiment.vectors("untrained", 0)
+    network = experiment.init("graph", jax.random.key(0), 32, len(table), len(corpus.FAMILIES))
+    cells.data |= {"WORDS": words, "TRAINED": {"flow": table}, "network": network, "TOLD": corpus.load("families")}
+    cells.run("code-imports", "code-own", "code-own-near")
+    assert "sort" in names(cells["MINE"]) and cells["scores"].sum() == pytest.approx(1, abs=1e-4)

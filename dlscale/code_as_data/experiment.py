@@ -54,8 +54,9 @@ COUPLES = (
     ("floor", "ceil"), ("cumsum", "cumprod"), ("sqrt", "rsqrt"), ("reduce_and", "reduce_or"), ("sub", "div"),
 )  # for analogies, likewise  # fmt: skip
 CONTEXTS = ("flow", "sequence")
-VECTORS_SEEDS = range(8)
-RADIUS = 2
+VECTORS_SEEDS = range(20, 28)
+RADII = (1, 2, 3)
+RADIUS = 2  # of the vectors that the networks below read
 
 
 @functools.cache
@@ -78,24 +79,41 @@ def vectors(context: str, seed: int) -> np.ndarray:
     return unit(skip_gram(neighbours(context), size, seed=seed))
 
 
-def vectors_trial(context: str, seed: int) -> dict[str, float]:
-    """In percent: related instructions among the five nearest, analogies answered, with all and with parts of them."""
-    words, own = vocabulary(), vectors(context, seed)
-    found = {"hits": hits(of_instructions(own, words), list(words.instructions), GROUPS).mean()}
+@functools.cache
+def neighbours_within(context: str, radius: int) -> np.ndarray:
+    return pairs(corpus.load("corpus").graphs, vocabulary(), context, radius)
+
+
+def vectors_trial(context: str, radius: int, seed: int) -> dict[str, float]:
+    """In percent: related instructions among the five nearest, in all groups and in both halves of them; analogies.
+
+    Every other group is to choose the radius by ("chosen_by"), the others are the test. Vectors without a context are
+    drawn at random.
+    """
+    words = vocabulary()
+    if context == "untrained":
+        own = vectors(context, seed)
+    else:
+        own = skip_gram(neighbours_within(context, radius), len(words.words), seed=seed)
+    table, names = of_instructions(own, words), list(words.instructions)
+    halves = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
+    found = {name: hits(table, names, groups).mean() for name, groups in halves.items()}
     asked = analogies(words, COUPLES)
     found |= {f"analogies_{way}": answered(own, asked, way).mean() for way in ("both", "b", "c")}
     return {name: round(100 * float(value), 3) for name, value in found.items()}
 
 
 def vectors_plan(run: RunTrials) -> None:
-    run([{"context": context, "seed": seed} for context in (*CONTEXTS, "untrained") for seed in VECTORS_SEEDS])
+    kinds = [(context, radius) for context in CONTEXTS for radius in RADII]
+    for context, radius in [*kinds, ("untrained", 0)]:
+        run([{"context": context, "radius": radius, "seed": seed} for seed in VECTORS_SEEDS])
 
 
-VECTORS_MEASURES = ("hits", "analogies_both", "analogies_b", "analogies_c")
+VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
 VECTORS = Experiment(
     "code_as_data-vectors", "related instructions and analogies, by vectors from two kinds of context, with 8 seeds",
     vectors_trial, vectors_plan, dict.fromkeys(VECTORS_MEASURES, 1.0),
-    chaotic=VECTORS_MEASURES, drawn={"context": "flow"},
+    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2},
 )  # fmt: skip
 
 # Networks that read programs
@@ -449,5 +467,5 @@ def time_plan(run: RunTrials) -> None:
 
 TIME = Experiment(
     "code_as_data-times", "the time of 216 compiled programs, in two rounds, and what can be counted of them before",
-    time_trial, time_plan, {"time": 6.0, "flops": 0.01, "bytes": 0.01, "run": 0.01},
+    time_trial, time_plan, {"time": 6.0, "flops": 0.01, "bytes": 0.01, "run": 0.01}, drawn={"round": 0},
 )  # fmt: skip
