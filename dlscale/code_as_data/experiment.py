@@ -55,6 +55,7 @@ COUPLES = (
 )  # for analogies, likewise  # fmt: skip
 CONTEXTS = ("flow", "sequence")
 VECTORS_SEEDS = range(20, 28)
+CONTROL_SEEDS = range(40, 48)  # for a question that came up with the first ones
 RADII = (1, 2, 3)
 RADIUS = 2  # of the vectors that the networks below read
 
@@ -80,11 +81,18 @@ def vectors(context: str, seed: int) -> np.ndarray:
 
 
 @functools.cache
-def neighbours_within(context: str, radius: int) -> np.ndarray:
-    return pairs(corpus.load("corpus").graphs, vocabulary(), context, radius)
+def neighbours_within(context: str, radius: int, programs: str = "all") -> np.ndarray:
+    """`programs`: "all", or those "with control", a loop or a choice."""
+    chosen = [one for one in corpus.load("corpus").graphs if programs == "all" or len(one.control) or loops(one)]
+    return pairs(chosen, vocabulary(), context, radius)
 
 
-def vectors_trial(context: str, radius: int, seed: int) -> dict[str, float]:
+def loops(one: Graph) -> bool:
+    """Whether an edge leads back."""
+    return bool((one.data[:, 0] >= one.data[:, 1]).any())
+
+
+def vectors_trial(context: str, radius: int, programs: str, seed: int) -> dict[str, float]:
     """In percent: related instructions among the five nearest, in all groups and in both halves of them; analogies.
 
     Every other group is to choose the radius by ("chosen_by"), the others are the test. Vectors without a context are
@@ -94,7 +102,7 @@ def vectors_trial(context: str, radius: int, seed: int) -> dict[str, float]:
     if context == "untrained":
         own = vectors(context, seed)
     else:
-        own = skip_gram(neighbours_within(context, radius), len(words.words), seed=seed)
+        own = skip_gram(neighbours_within(context, radius, programs), len(words.words), seed=seed)
     table, names = of_instructions(own, words), list(words.instructions)
     halves = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
     found = {name: hits(table, names, groups).mean() for name, groups in halves.items()}
@@ -104,16 +112,19 @@ def vectors_trial(context: str, radius: int, seed: int) -> dict[str, float]:
 
 
 def vectors_plan(run: RunTrials) -> None:
-    kinds = [(context, radius) for context in CONTEXTS for radius in RADII]
-    for context, radius in [*kinds, ("untrained", 0)]:
-        run([{"context": context, "radius": radius, "seed": seed} for seed in VECTORS_SEEDS])
+    kinds = [(c, radius, part) for part in ("all", "with control") for c in CONTEXTS for radius in RADII]
+    for context, radius, programs in [*kinds, ("untrained", 0, "all")]:
+        arm = {"context": context, "radius": radius, "programs": programs}
+        run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
+    arms = [{"context": c, "radius": radius, "programs": "with control"} for c in CONTEXTS for radius in RADII]
+    run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
 
 
 VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
 VECTORS = Experiment(
     "code_as_data-vectors", "related instructions and analogies, by vectors from two kinds of context, with 8 seeds",
     vectors_trial, vectors_plan, dict.fromkeys(VECTORS_MEASURES, 1.0),
-    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2},
+    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2, "programs": "all"},
 )  # fmt: skip
 
 # Networks that read programs
@@ -334,17 +345,33 @@ def family_parts(seed: int) -> dict[str, tuple[list[Graph], np.ndarray]]:
     return found
 
 
+def until_inside(run: RunTrials, arm: str, seeds: Sequence[int]) -> None:
+    """All rates with all seeds; a best rate at the edge widens the grid, until it is inside, five times at most."""
+    means: dict[float, float] = {}
+    new = list(RATES)
+    while new and len(means) < len(RATES) + 5:
+        for rate in new:
+            found = run([{"arm": arm, "rate": rate, "seed": seed} for seed in seeds])
+            means[rate] = float(np.mean([trial["validation"] for trial in found]))
+        rates = sorted(means)
+        best = max(rates, key=lambda rate: means[rate])
+        low = best == rates[0] and means[best] > means[rates[1]]
+        high = best == rates[-1] and means[best] > means[rates[-2]]
+        new = [best / 4] if low else [best * 4] if high else []
+
+
 def family_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
     return fitted("families", arm, rate, seed)[0]
 
 
 def family_plan(run: RunTrials) -> None:
     arms = [arm for arm in ARMS if "untrained" not in arm or arm == "recurrent, untrained"]
-    run([{"arm": arm, "rate": rate, "seed": seed} for arm in arms for rate in RATES for seed in FAMILY_SEEDS])
+    for arm in arms:
+        until_inside(run, arm, FAMILY_SEEDS)
 
 
 FAMILY = Experiment(
-    "code_as_data-families", "what a program computes, of recipes held out, by nine arms at four rates, with 8 seeds",
+    "code_as_data-families", "what a program computes, of recipes held out, by nine arms at four or more rates",
     family_trial, family_plan, {"validation": 2.0, "test": 2.0, "early_loss": 0.05},
     chaotic=("validation", "test"), drawn={"arm": "recurrent"},
 )  # fmt: skip
@@ -388,12 +415,13 @@ def wiring_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
 
 
 def wiring_plan(run: RunTrials) -> None:
-    run([{"arm": arm, "rate": rate, "seed": seed} for arm in ARMS for rate in RATES for seed in WIRING_SEEDS])
+    for arm in ARMS:
+        until_inside(run, arm, WIRING_SEEDS)
 
 
 WIRING_MEASURES = ("validation", "seen", "test", "reordered")
 WIRING = Experiment(
-    "code_as_data-wirings", "how two operations are wired, by eleven arms at four rates, with 8 seeds",
+    "code_as_data-wirings", "how two operations are wired, by eleven arms at four or more rates",
     wiring_trial, wiring_plan, dict.fromkeys(WIRING_MEASURES, 3.0) | {"early_loss": 0.05},
     chaotic=WIRING_MEASURES, drawn={"arm": "along the flow"},
 )  # fmt: skip
