@@ -27,7 +27,8 @@ WORK_AND_DEPTH = 48  # of lab.program, which came with the twelfth notebook
 MOST_LINES, MOST_LINES_OF_METHOD = 3645 + WORK_AND_DEPTH, 300  # neither blank nor only comment or docstring
 LATER = {book.room for book in contents()[9:]}  # rooms that the first number is not for
 # Exercises and experiments are the course's, not its library's; with them counts what keeps and reruns the records.
-TEXTS = {"exercises.py", "experiment.py", "records.py", "sources.py"}
+# A corpus is programs to read, not a method.
+TEXTS = {"exercises.py", "experiment.py", "corpus.py", "records.py", "sources.py"}
 TOOL = {"measuring.py", "command.py"}  # library, but no method that a notebook teaches
 PARTS = {"lab", "page", "course"}
 SHARED = {"costs"}  # a room that serves several notebooks

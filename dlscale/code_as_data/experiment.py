@@ -1,0 +1,499 @@
+"""The recorded experiments of notebook 17: vectors of statements, what programs compute, their wiring, their time.
+
+The programs themselves are recorded by `corpus`. Every network here reads them as numbers of statements and edges.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+from dlscale.code_as_data import (
+    Graph,
+    Vocabulary,
+    analogies,
+    answered,
+    corpus,
+    hits,
+    of_instructions,
+    pairs,
+    reordered,
+    rewired,
+    skip_gram,
+    unit,
+)
+from dlscale.course.records import Experiment, RunTrials
+from dlscale.lab import program
+from dlscale.lab.program import Reader
+
+EARLY = 20  # the step whose loss hardly hangs on the machine
+
+# Vectors of statements
+
+GROUPS = (
+    ("sin", "cos", "tan"), ("asin", "acos", "atan"), ("sinh", "cosh", "tanh"), ("asinh", "acosh", "atanh"),
+    ("exp", "exp2", "expm1"), ("log", "log1p"), ("sqrt", "rsqrt", "cbrt"), ("floor", "ceil", "round"),
+    ("lt", "le", "gt", "ge"), ("eq", "ne"), ("and", "or", "xor", "not"), ("max", "min"), ("add", "sub"), ("mul", "div"),
+    ("reduce_max", "reduce_min"), ("reduce_and", "reduce_or"), ("argmax", "argmin"), ("reduce_sum", "reduce_prod"),
+    ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), ("erf", "erfc", "erf_inv"),
+    ("lgamma", "digamma", "polygamma", "zeta"), ("bessel_i0e", "bessel_i1e"), ("slice", "dynamic_slice", "gather"),
+    ("dynamic_update_slice", "scatter", "scatter-add"), ("shift_left", "shift_right_logical", "shift_right_arithmetic"),
+    ("lu", "cholesky", "geqrf", "eigh", "svd"), ("real", "imag", "conj"), ("while", "scan"), ("pow", "integer_pow"),
+    ("igamma", "igammac"), ("squeeze", "reshape", "transpose"), ("dot_general", "conv_general_dilated"),
+    ("switch", "join"), ("is_finite", "sign"),
+)  # instructions that do related things, written down before any vector was trained  # fmt: skip
+COUPLES = (
+    ("add", "sub"), ("mul", "div"), ("max", "min"), ("lt", "gt"), ("eq", "ne"), ("and", "or"), ("add", "mul"),
+    ("reduce_max", "reduce_min"), ("reduce_sum", "reduce_prod"), ("sin", "cos"), ("exp", "log"), ("argmax", "argmin"),
+    ("floor", "ceil"), ("cumsum", "cumprod"), ("sqrt", "rsqrt"), ("reduce_and", "reduce_or"), ("sub", "div"),
+)  # for analogies, likewise  # fmt: skip
+CONTEXTS = ("flow", "sequence")
+VECTORS_SEEDS = range(20, 28)
+CONTROL_SEEDS = range(40, 48)  # for a question that came up with the first ones
+RADII = (1, 2, 3)
+RADIUS = 2  # of the vectors that the networks below read
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary.of(corpus.load("corpus").graphs)
+
+
+@functools.cache
+def neighbours(context: str) -> np.ndarray:
+    """(n, 2) statements in each other's context, all over the corpus."""
+    return pairs(corpus.load("corpus").graphs, vocabulary(), context, RADIUS)
+
+
+@functools.cache
+def vectors(context: str, seed: int) -> np.ndarray:
+    """(words, width); "untrained" are drawn at random."""
+    size = len(vocabulary().words)
+    if context == "untrained":
+        return unit(np.random.default_rng([seed, 1]).normal(size=(size, 32))).astype(np.float32)
+    return unit(skip_gram(neighbours(context), size, seed=seed))
+
+
+@functools.cache
+def neighbours_within(context: str, radius: int, programs: str = "all") -> np.ndarray:
+    """`programs`: "all", or those "with control", a loop or a choice."""
+    chosen = [one for one in corpus.load("corpus").graphs if programs == "all" or len(one.control) or loops(one)]
+    return pairs(chosen, vocabulary(), context, radius)
+
+
+def loops(one: Graph) -> bool:
+    """Whether an edge leads back."""
+    return bool((one.data[:, 0] >= one.data[:, 1]).any())
+
+
+def vectors_trial(context: str, radius: int, programs: str, seed: int) -> dict[str, float]:
+    """In percent: related instructions among the five nearest, in all groups and in both halves of them; analogies.
+
+    Every other group is to choose the radius by ("chosen_by"), the others are the test. Vectors without a context are
+    drawn at random.
+    """
+    words = vocabulary()
+    if context == "untrained":
+        own = vectors(context, seed)
+    else:
+        own = skip_gram(neighbours_within(context, radius, programs), len(words.words), seed=seed)
+    table, names = of_instructions(own, words), list(words.instructions)
+    halves = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
+    found = {name: hits(table, names, groups).mean() for name, groups in halves.items()}
+    asked = analogies(words, COUPLES)
+    found |= {f"analogies_{way}": answered(own, asked, way).mean() for way in ("both", "b", "c")}
+    return {name: round(100 * float(value), 3) for name, value in found.items()}
+
+
+def vectors_plan(run: RunTrials) -> None:
+    kinds = [(c, radius, part) for part in ("all", "with control") for c in CONTEXTS for radius in RADII]
+    for context, radius, programs in [*kinds, ("untrained", 0, "all")]:
+        arm = {"context": context, "radius": radius, "programs": programs}
+        run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
+    arms = [{"context": c, "radius": radius, "programs": "with control"} for c in CONTEXTS for radius in RADII]
+    run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
+
+
+VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
+VECTORS = Experiment(
+    "code_as_data-vectors", "related instructions and analogies, by vectors from two kinds of context, with 8 seeds",
+    vectors_trial, vectors_plan, dict.fromkeys(VECTORS_MEASURES, 1.0),
+    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2, "programs": "all"},
+)  # fmt: skip
+
+# Networks that read programs
+
+
+class Batch(NamedTuple):
+    """Programs, padded: statements (n, length), which of them there are, edges (n, length, length), row to column."""
+
+    statements: np.ndarray
+    there: np.ndarray
+    edges: np.ndarray
+
+
+def padded(programs: Sequence[Graph], length: int, wires: str = "flow") -> Batch:
+    """`wires`: "flow", "sequence", or "none"."""
+    words, count = vocabulary(), len(programs)
+    statements, there = np.zeros((count, length), np.int32), np.zeros((count, length), np.float32)
+    edges = np.zeros((count, length, length), np.float32)
+    for i, one in enumerate(programs):
+        numbers = words.encode(one)[:length]
+        statements[i, : len(numbers)], there[i, : len(numbers)] = numbers, 1
+        if wires != "none":
+            ends = getattr(one, wires)
+            ends = ends[(ends < length).all(1)]
+            edges[i, ends[:, 0], ends[:, 1]] = 1
+    return Batch(statements, there, edges)
+
+
+class Arm(NamedTuple):
+    """What reads a program: a network, on vectors from a context, along wires, of programs left as they are or not."""
+
+    network: str
+    context: str = "flow"
+    wires: str = "none"
+    programs: str = "as they are"
+
+
+ARMS = {
+    "bag": Arm("bag"),
+    "bag, hidden layer": Arm("bag deep"),
+    "mean of vectors": Arm("mean"),
+    "mean, untrained": Arm("mean", "untrained"),
+    "recurrent": Arm("recurrent"),
+    "recurrent, untrained": Arm("recurrent", "untrained"),
+    "recurrent, shuffled": Arm("recurrent", programs="shuffled"),
+    "along the flow": Arm("graph", wires="flow"),
+    "along the flow, untrained": Arm("graph", "untrained", "flow"),
+    "along the sequence": Arm("graph", wires="sequence"),
+    "along redrawn wires": Arm("graph", wires="flow", programs="rewired"),
+}
+HIDDEN, ROUNDS, STEPS, BATCH, LOOK = 32, 3, 160, 48, 40
+RATES = (2.0**-10, 2.0**-8, 2.0**-6, 2.0**-4)
+LONGEST = {"families": 48, "wirings": 20}  # statements of a program that a network reads; what follows is cut off
+
+
+def _dense(key: Array, inside: int, out: int) -> Array:
+    return jax.random.normal(key, (inside, out)) / jnp.sqrt(inside)
+
+
+def init(network: str, key: Array, width: int, words: int, classes: int) -> dict[str, Array]:
+    keys = jax.random.split(key, 6)
+    inside = {"bag": words, "bag deep": words, "mean": 2 * width, "recurrent": 2 * HIDDEN, "graph": 2 * HIDDEN}[network]
+    params = {"b": jnp.zeros(classes)}
+    if network in ("bag deep", "mean"):
+        params |= {"w1": _dense(keys[0], inside, HIDDEN), "b1": jnp.zeros(HIDDEN)}
+        inside = HIDDEN
+    elif network == "recurrent":
+        params |= {
+            "in": _dense(keys[0], width, 3 * HIDDEN),
+            "on": _dense(keys[1], HIDDEN, 3 * HIDDEN),
+            "b1": jnp.zeros(3 * HIDDEN),
+        }
+    elif network == "graph":
+        params |= {"in": _dense(keys[0], width, HIDDEN), "b1": jnp.zeros(HIDDEN)}
+        params |= {
+            "on": jax.vmap(lambda k: _dense(k, 3 * HIDDEN, HIDDEN))(jax.random.split(keys[1], ROUNDS)),
+            "b2": jnp.zeros((ROUNDS, HIDDEN)),
+        }
+    return params | {"w": _dense(keys[5], inside, classes) * (0.1 if network == "bag" else 1)}
+
+
+def _pooled(h: Array, there: Array) -> Array:
+    """Mean and maximum over the statements that there are."""
+    mean = (h * there[..., None]).sum(1) / there.sum(1)[:, None]
+    return jnp.concatenate([mean, jnp.where(there[..., None] > 0, h, -jnp.inf).max(1)], axis=1)
+
+
+def logits(network: str, params: dict[str, Array], table: Array, batch: Batch) -> Array:
+    """(programs, classes). `table` (words, width) has the vectors of the statements; they stay as they are."""
+    statements, there, edges = batch
+    if network.startswith("bag"):
+        h = jnp.log1p((jax.nn.one_hot(statements, len(table)) * there[..., None]).sum(1))
+    else:
+        x = table[statements] * jnp.sqrt(table.shape[1])
+        if network == "mean":
+            h = _pooled(x, there)
+        elif network == "recurrent":
+            h = _pooled(_states(params, x, there), there)
+        else:
+            h = _pooled(_passed(params, x, there, edges), there)
+    if network in ("bag deep", "mean"):
+        h = jax.nn.relu(h @ params["w1"] + params["b1"])
+    return h @ params["w"] + params["b"]
+
+
+def _states(params: dict[str, Array], x: Array, there: Array) -> Array:
+    """States of gated recurrent units (Cho et al. 2014) after each statement."""
+
+    def step(h: Array, one: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, there = one
+        (xz, xr, xn), (hz, hr, hn) = jnp.split(x, 3, axis=1), jnp.split(h @ params["on"], 3, axis=1)
+        z, r = jax.nn.sigmoid(xz + hz), jax.nn.sigmoid(xr + hr)
+        new = (1 - z) * jnp.tanh(xn + r * hn) + z * h
+        h = jnp.where(there[:, None] > 0, new, h)
+        return h, h
+
+    inputs = (x @ params["in"] + params["b1"]).swapaxes(0, 1)
+    return jax.lax.scan(step, jnp.zeros((len(x), HIDDEN)), (inputs, there.T))[1].swapaxes(0, 1)
+
+
+def _passed(params: dict[str, Array], x: Array, there: Array, edges: Array) -> Array:
+    """Messages along the edges: each statement hears the mean of those before it, and of those after it."""
+    before = edges.swapaxes(1, 2) / jnp.maximum(edges.sum(1)[..., None], 1)
+    after = edges / jnp.maximum(edges.sum(2)[..., None], 1)
+    h = jax.nn.relu(x @ params["in"] + params["b1"])
+    for w, b in zip(params["on"], params["b2"], strict=True):
+        h = h + jax.nn.relu(jnp.concatenate([h, before @ h, after @ h], axis=-1) @ w + b)
+    return h * there[..., None]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _train(
+    network: str, classes: int, rate: Array, key: Array, table: Array, rows: Array, parts: Any
+) -> tuple[Any, ...]:
+    """Adam on rows (looks, steps, batch) of parts["train"]; after each look the share right of every part; losses."""
+    params = init(network, key, table.shape[1], len(table), classes)
+    optimizer = optax.adam(rate)
+
+    def loss(params: Any, batch: Batch, y: Array) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(logits(network, params, table, batch), y).mean()
+
+    def step(state: Any, own: Array) -> tuple[Any, Array]:
+        params, memory = state
+        batch, y = jax.tree.map(lambda a: a[own], parts["train"])
+        value, gradient = jax.value_and_grad(loss)(params, batch, y)
+        updates, memory = optimizer.update(gradient, memory)
+        return (optax.apply_updates(params, updates), memory), value
+
+    def look(state: Any, rows: Array) -> tuple[Any, Any]:
+        state, losses = jax.lax.scan(step, state, rows)
+        right = {
+            name: (logits(network, state[0], table, batch).argmax(1) == y).mean()
+            for name, (batch, y) in parts.items()
+            if name != "train"
+        }
+        return state, (right, losses, state[0])
+
+    return jax.lax.scan(look, (params, optimizer.init(params)), rows)[1]
+
+
+def fitted(task: str, arm: str, rate: float, seed: int) -> tuple[dict[str, float], Any]:
+    """Train one arm on parts["train"]; stopped where most of parts["validation"] is right.
+
+    Returns shares right in percent, the loss of an early step, and the parameters.
+    """
+    chosen, rng = ARMS[arm], np.random.default_rng([seed, 5])
+    parts, classes = (
+        (family_parts(seed), len(FAMILIES_TOLD)) if task == "families" else (wiring_parts(seed), len(corpus.WIRINGS))
+    )
+    changed: dict[str, Callable[[Graph], Graph]] = {
+        "as they are": lambda one: one,
+        "rewired": lambda one: rewired(one, rng),
+        "shuffled": lambda one: Graph(tuple(rng.permutation(one.statements).tolist()), one.data, one.control),
+    }
+    ready = {
+        name: (
+            padded([changed[chosen.programs](one) for one in programs], LONGEST[task], chosen.wires),
+            y.astype(np.int32),
+        )
+        for name, (programs, y) in parts.items()
+    }
+    rows = rng.integers(len(ready["train"][1]), size=(STEPS // LOOK, LOOK, BATCH))
+    table = jnp.asarray(vectors(chosen.context, seed))
+    right, losses, params = _train(chosen.network, classes, np.float32(rate), jax.random.key(seed), table, rows, ready)
+    best = int(np.argmax(right["validation"]))
+    found = {name: round(100 * float(share[best]), 3) for name, share in right.items()}
+    return found | {"early_loss": float(losses.ravel()[EARLY])}, jax.tree.map(lambda leaf: leaf[best], params)
+
+
+def read(task: str, params: dict[str, Array], table: np.ndarray, one: Graph) -> np.ndarray:
+    """Probabilities of the classes for one program, by a network along the flow that `fitted` trained."""
+    batch = padded([one], LONGEST[task], "flow")
+    return np.asarray(jax.nn.softmax(logits("graph", params, jnp.asarray(table), batch))[0])
+
+
+def summary_of(table: np.ndarray, one: Graph) -> np.ndarray:
+    """The mean vector of a program's statements, of length one."""
+    return unit(table[vocabulary().encode(one)].mean(0))
+
+
+# What does it compute? Whole recipes are held out.
+
+FAMILY_SEEDS = range(8)
+FAMILIES_TOLD = tuple(corpus.FAMILIES)
+
+
+def family_parts(seed: int) -> dict[str, tuple[list[Graph], np.ndarray]]:
+    """Of the six recipes of each family three to train on, one for validation, two for the test."""
+    names, recipes, graphs = corpus.load("families")
+    rng, part_of = np.random.default_rng([seed, 3]), {}
+    for family, (_, own) in corpus.FAMILIES.items():
+        order = ["train"] * 3 + ["validation"] + ["test"] * 2
+        part_of |= {(family, recipe): part for recipe, part in zip(own, rng.permutation(order), strict=True)}
+    found = {}
+    for part in ("train", "validation", "test"):
+        own = [i for i, key in enumerate(zip(names, recipes, strict=True)) if part_of[key] == part]
+        found[part] = [graphs[i] for i in own], np.array([FAMILIES_TOLD.index(names[i]) for i in own])
+    return found
+
+
+def until_inside(run: RunTrials, arm: str, seeds: Sequence[int]) -> None:
+    """All rates with all seeds; a best rate at the edge widens the grid, until it is inside, five times at most."""
+    means: dict[float, float] = {}
+    new = list(RATES)
+    while new and len(means) < len(RATES) + 5:
+        for rate in new:
+            found = run([{"arm": arm, "rate": rate, "seed": seed} for seed in seeds])
+            means[rate] = float(np.mean([trial["validation"] for trial in found]))
+        rates = sorted(means)
+        best = max(rates, key=lambda rate: means[rate])
+        low = best == rates[0] and means[best] > means[rates[1]]
+        high = best == rates[-1] and means[best] > means[rates[-2]]
+        new = [best / 4] if low else [best * 4] if high else []
+
+
+def family_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    return fitted("families", arm, rate, seed)[0]
+
+
+def family_plan(run: RunTrials) -> None:
+    arms = [arm for arm in ARMS if "untrained" not in arm or arm == "recurrent, untrained"]
+    for arm in arms:
+        until_inside(run, arm, FAMILY_SEEDS)
+
+
+FAMILY = Experiment(
+    "code_as_data-families", "what a program computes, of recipes held out, by nine arms at four or more rates",
+    family_trial, family_plan, {"validation": 2.0, "test": 2.0, "early_loss": 0.05},
+    chaotic=("validation", "test"), drawn={"arm": "recurrent"},
+)  # fmt: skip
+
+# How is it wired? Instructions are held out.
+
+WIRING_SEEDS = range(8)
+
+
+def wiring_parts(seed: int) -> dict[str, tuple[list[Graph], np.ndarray]]:
+    """Half of the operations to train with, a quarter for validation, a quarter for the test.
+
+    "seen": couples of the first half that were held out. "test": neither operation is in any program to train on, and
+    one at least in none for validation. "reordered": those of "seen", their statements in another order.
+    """
+    names, recipes, graphs = corpus.load("wirings")
+    rng = np.random.default_rng([seed, 4])
+    known, other = set(), set()
+    for table in (corpus.ONE_BY_ONE, corpus.ACROSS):
+        order = rng.permutation(list(table)).tolist()
+        known |= set(order[: len(order) // 2])
+        other |= set(order[len(order) // 2 : len(order) * 3 // 4])
+    couples = sorted({recipe for recipe in recipes if set(recipe.split()) <= known})
+    held_out = set(rng.choice(couples, len(couples) // 5, replace=False).tolist())
+    rows: dict[str, list[int]] = {"train": [], "validation": [], "seen": [], "test": []}
+    for i, recipe in enumerate(recipes):
+        own = set(recipe.split())
+        if own <= known:
+            rows["seen" if recipe in held_out else "train"].append(i)
+        elif not own & known:
+            rows["validation" if own <= other else "test"].append(i)
+    found = {
+        part: ([graphs[i] for i in own], np.array([corpus.WIRINGS.index(names[i]) for i in own]))
+        for part, own in rows.items()
+    }
+    return found | {"reordered": ([reordered(one, rng) for one in found["seen"][0]], found["seen"][1])}
+
+
+def wiring_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    return fitted("wirings", arm, rate, seed)[0]
+
+
+def wiring_plan(run: RunTrials) -> None:
+    for arm in ARMS:
+        until_inside(run, arm, WIRING_SEEDS)
+
+
+WIRING_MEASURES = ("validation", "seen", "test", "reordered")
+WIRING = Experiment(
+    "code_as_data-wirings", "how two operations are wired, by eleven arms at four or more rates",
+    wiring_trial, wiring_plan, dict.fromkeys(WIRING_MEASURES, 3.0) | {"early_loss": 0.05},
+    chaotic=WIRING_MEASURES, drawn={"arm": "along the flow"},
+)  # fmt: skip
+
+# How long does it take?
+
+
+class Traffic(Reader):
+    """Bytes that the instructions read and write, and how many are run, turns of loops counted."""
+
+    def __init__(self) -> None:
+        self.bytes = self.run = 0
+
+    def equation(self, equation: Any, given: list[Any]) -> list[Any]:
+        arrays = [v.aval for v in (*equation.invars, *equation.outvars) if hasattr(v.aval, "dtype")]
+        self.bytes += program.nbytes(*arrays)
+        self.run += 1
+        return [0] * len(equation.outvars)
+
+
+@functools.cache
+def to_time() -> list[corpus.Source]:
+    return list(corpus.timed())
+
+
+def examples(source: corpus.Source) -> list[np.ndarray]:
+    """Arguments: numbers drawn at random, matrices that are symmetric and positive definite."""
+    rng, found = np.random.default_rng(0), []
+    for shape, dtype in ((arg.shape, arg.dtype) for arg in source.args):
+        if np.issubdtype(dtype, np.integer):
+            found.append(rng.integers(0, corpus.BINS, shape).astype(np.int32))
+        else:
+            a = rng.normal(size=shape).astype(np.float32)
+            square = len(shape) == 2 and shape[0] == shape[1]
+            found.append(a @ a.T / len(a) + np.eye(len(a), dtype=np.float32) if square else a)
+    return found
+
+
+def seconds(run: Callable[..., Any], args: Sequence[Any]) -> float:
+    """Microseconds of the fastest of many calls of a compiled function: what else the machine does only adds."""
+    jax.block_until_ready(run(*args))
+    taken, begin = [], time.perf_counter()
+    while len(taken) < 10 or time.perf_counter() - begin < 0.1:
+        start = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        taken.append(time.perf_counter() - start)
+    return 1e6 * min(taken)
+
+
+def time_trial(number: int, round: int) -> dict[str, float]:  # noqa: A002
+    """Logarithms to base 2: microseconds of a call; operations, bytes, instructions run."""
+    source = to_time()[number]
+    args = jax.device_put(examples(source))
+    found = {"time": seconds(jax.jit(source.f), args), "flops": 1.0, "bytes": 1.0, "run": 1.0}
+    if round == 0:
+        closed, reader = jax.make_jaxpr(source.f)(*args), Traffic()
+        program.follow(closed, [0] * len(args), reader)
+        try:
+            work = float(program.work_depth(source.f, *args).work)
+        except ValueError:  # a loop that ends when its numbers say so: what one turn does, as the compiler counts
+            work = program.flops(source.f, *args)
+        found |= {"flops": max(work, 1.0), "bytes": max(reader.bytes, 1), "run": max(reader.run, 1)}
+    return {name: float(np.log2(value)) for name, value in found.items()}
+
+
+def time_plan(run: RunTrials) -> None:
+    """Two rounds, one after the other: how well does a program's time tell its time?"""
+    for turn in range(2):
+        run([{"number": number, "round": turn} for number in range(len(to_time()))])
+
+
+TIME = Experiment(
+    "code_as_data-times", "the time of 216 compiled programs, in two rounds, and what can be counted of them before",
+    time_trial, time_plan, {"time": 6.0, "flops": 0.01, "bytes": 0.01, "run": 0.01}, drawn={"round": 0},
+)  # fmt: skip
