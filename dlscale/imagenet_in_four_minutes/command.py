@@ -39,6 +39,7 @@ def train(count: int, timeout: float = 120, **what: Any) -> dict[str, Any]:
 
 def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     """What a process of the group does."""
+    devices.prepare()
     jax.config.update("jax_num_cpu_devices", 1)
     devices.connect(order["coordinator"], order["processes"], order["process"])
     what, mesh = order["what"], devices.mesh()
