@@ -80,11 +80,18 @@ def vectors(context: str, seed: int) -> np.ndarray:
     return unit(skip_gram(neighbours(context), size, seed=seed))
 
 
-@functools.cache
-def neighbours_within(context: str, radius: int, programs: str = "all") -> np.ndarray:
-    """`programs`: "all", or those "with control", a loop or a choice."""
-    chosen = [one for one in corpus.load("corpus").graphs if programs == "all" or len(one.control) or loops(one)]
-    return pairs(chosen, vocabulary(), context, radius)
+@functools.lru_cache(maxsize=16)
+def neighbours_within(context: str, radius: int, programs: str = "all", draw: int = 0) -> np.ndarray:
+    """`programs`: "all", those "with control", a loop or a choice, or "as many without", drawn at random."""
+    graphs = corpus.load("corpus").graphs
+    control = [one for one in graphs if len(one.control) or loops(one)]
+    if programs == "with control":
+        graphs = control
+    elif programs == "as many without":
+        others = [one for one in graphs if not (len(one.control) or loops(one))]
+        drawn = np.random.default_rng(draw).choice(len(others), len(control), replace=False)
+        graphs = [others[i] for i in drawn]
+    return pairs(graphs, vocabulary(), context, radius)
 
 
 def loops(one: Graph) -> bool:
@@ -102,7 +109,8 @@ def vectors_trial(context: str, radius: int, programs: str, seed: int) -> dict[s
     if context == "untrained":
         own = vectors(context, seed)
     else:
-        own = skip_gram(neighbours_within(context, radius, programs), len(words.words), seed=seed)
+        draw = seed if programs == "as many without" else 0
+        own = skip_gram(neighbours_within(context, radius, programs, draw), len(words.words), seed=seed)
     table, names = of_instructions(own, words), list(words.instructions)
     halves = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
     found = {name: hits(table, names, groups).mean() for name, groups in halves.items()}
@@ -116,8 +124,9 @@ def vectors_plan(run: RunTrials) -> None:
     for context, radius, programs in [*kinds, ("untrained", 0, "all")]:
         arm = {"context": context, "radius": radius, "programs": programs}
         run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
-    arms = [{"context": c, "radius": radius, "programs": "with control"} for c in CONTEXTS for radius in RADII]
-    run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
+    for programs in ("with control", "as many without"):
+        arms = [{"context": c, "radius": radius, "programs": programs} for c in CONTEXTS for radius in RADII]
+        run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
 
 
 VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
