@@ -727,6 +727,7 @@ def test_prefix_search_by_hand_finds_what_best_path_misses():
         ("plan", lambda seconds, rate: (32, 5.0), "requests a second"),
         ("plan", lambda seconds, rate: (1, 0.0), "requests are refused"),
         ("plan", lambda seconds, rate: (12, 0.0), "can be had"),
+        ("plan", lambda seconds, rate: (max(seconds, key=lambda n: n / seconds[n]), 5.0), "few users"),
         ("plan", lambda seconds, rate: (4, 0.0), "can be had"),
         ("plan", lambda seconds, rate: (2.5, 0.0), "whole number"),
         ("neurons", lambda registers, gates: int((registers / 4) ** 0.5), "3 gates"),

@@ -109,6 +109,7 @@ MACHINES = {  # seconds of a batch, and requests a second
     "small caches": ({1: 2e-3, 4: 3e-3, 8: 9e-3, 16: 20e-3, 32: 50e-3}, 1100.0),
     "middling": ({1: 2e-3, 4: 3e-3, 8: 4e-3, 12: 5e-3, 16: 13e-3, 32: 21e-3}, 2100.0),
     "wide": ({1: 5e-3, 4: 5.5e-3, 8: 6e-3, 16: 7e-3, 32: 9e-3}, 2800.0),
+    "wide, few users": ({1: 5e-3, 4: 5.5e-3, 8: 6e-3, 16: 7e-3, 32: 9e-3}, 50.0),
 }
 
 
@@ -139,7 +140,7 @@ plan = Exercise(
     answer="plan",
     question="**Open.** Write `plan(seconds, rate)` for any machine: `seconds` are those of a batch of each size "
     "(others take the next larger one), `rate` is requests a second. Return `(max_batch, max_wait_ms)`, so "
-    "that the 95 % latency is within a tenth of the best and nobody is refused. It is tried on the three "
+    "that the 95 % latency is within a tenth of the best and nobody is refused. It is tried on the "
     "machines of `exercises.MACHINES`, and on faster ones. `exercises.late(seconds, rate, max_batch, "
     "max_wait_ms)` tries one rule.",
     hints=(
