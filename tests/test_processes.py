@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ ECHO = "import sys\nfor line in sys.stdin:\n    print(2 * line.strip(), flush=Tr
 
 SPEND = """
 import time
+import types
 for line in open(0):
     end = time.process_time() + 0.4
     while time.process_time() < end: pass
@@ -218,6 +220,18 @@ time.sleep(1000)"""
         for _ in range(4):
             child.receive()
         assert 1.2e8 < processes.memory(family(child.process.pid)) < 2e8
+
+
+def test_memory_leaves_out_a_process_that_ends_while_it_is_looked_at():
+    class Ends:
+        def memory_info(self):
+            return types.SimpleNamespace(rss=10**9)
+
+        def memory_full_info(self):
+            raise psutil.NoSuchProcess(1)
+
+    members = family(os.getpid())[:1]
+    assert processes.memory([*members, Ends()]) < 0.5 * 10**9 + processes.memory(members)
 
 
 # Groups

@@ -1,6 +1,6 @@
 """The programs of notebook 17: a corpus to learn statements from; families, wirings and programs to time, as tasks.
 
-`python -m dlscale.code_as_data.corpus` traces all of them and writes `data/results/code_as_data-programs.npz`; its
+`main()` traces all of them and writes `data/results/code_as_data-programs.npz`; its
 SHA-256 goes into `DIGEST` here and into `data/README.md`. The corpus has no labels; the tasks have.
 """
 
@@ -645,15 +645,13 @@ def load(part: str) -> Programs:
 def main() -> None:
     words: dict[str, int] = {}
     arrays = {}
-    for part, sources in PARTS.items():
-        found = list(tqdm(traced(sources(), distinct=part == "corpus"), desc=part))
-        print(part, len(found), "programs,", sum(len(one.statements) for _, one in found), "statements")
-        arrays |= {f"{part}.{name}": array for name, array in pack(found, words).items()}
-    np.savez_compressed(path(), words=np.array(list(words)), **arrays)
-    print(
-        len(words), "words,", path().stat().st_size, "bytes, SHA-256", hashlib.sha256(path().read_bytes()).hexdigest()
-    )
-
-
-if __name__ == "__main__":
-    main()
+    for kind, sources in PARTS.items():
+        found = list(tqdm(traced(sources(), distinct=kind == "corpus"), desc=kind))
+        print(kind, len(found), "programs,", sum(len(one.statements) for _, one in found), "statements")
+        arrays |= {f"{kind}.{name}": array for name, array in pack(found, words).items()}
+    part = path().with_suffix(".part")
+    with part.open("wb") as file:
+        np.savez_compressed(file, words=np.array(list(words)), **arrays)
+    digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    print(len(words), "words,", part.stat().st_size, "bytes, SHA-256", digest)
+    part.replace(path())

@@ -55,7 +55,7 @@ COUPLES = (
 )  # for analogies, likewise  # fmt: skip
 CONTEXTS = ("flow", "sequence")
 VECTORS_SEEDS = range(20, 28)
-CONTROL_SEEDS = range(40, 48)  # for a question that came up with the first ones
+CONTROL_SEEDS, STRICTER_SEEDS = range(40, 48), range(60, 68)  # for a question that came up with those before, each
 RADII = (1, 2, 3)
 RADIUS = 2  # of the vectors that the networks below read
 
@@ -126,7 +126,7 @@ def vectors_plan(run: RunTrials) -> None:
         run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
     for programs in ("with control", "as many without"):
         arms = [{"context": c, "radius": radius, "programs": programs} for c in CONTEXTS for radius in RADII]
-        run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
+        run([arm | {"seed": seed} for arm in arms for seed in (*CONTROL_SEEDS, *STRICTER_SEEDS)])
 
 
 VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")

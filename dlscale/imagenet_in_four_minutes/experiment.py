@@ -23,6 +23,7 @@ from dlscale.precision import scale_of
 EPOCHS, LARGE = 20, 1000  # twenty workers of 50 examples
 RATES = tuple(2.0**exponent for exponent in range(-5, 2))
 TUNING_SEEDS, SEEDS = (100, 101), range(8)
+FRESH_SEEDS = range(20, 28)  # for a claim whose arms had been seen
 
 
 @functools.cache
@@ -113,15 +114,17 @@ NONE = dict.fromkeys(PARTS, 0.0)
 def plan(run: RunTrials) -> None:
     """Tune and test all 32 combinations at the large batch, then the controls and other batches."""
 
-    def test(**setting: float) -> None:
-        train.tune(
-            run, learning_rate=RATES, tuning_seeds=TUNING_SEEDS, seeds=SEEDS, score=itemgetter("accuracy"), **setting
-        )
+    def test(**setting: float) -> dict[str, float]:
+        options = {"tuning_seeds": TUNING_SEEDS, "seeds": SEEDS, "score": itemgetter("accuracy")}
+        return train.tune(run, learning_rate=RATES, **options, **setting).setting
 
     usual = {"decay": record.DECAY, "norms": 0.0}
     # small batches first: what the large one is measured by
     for chosen in (NONE | {"schedule": 1.0}, NONE | {"schedule": 1.0, "extra_norm": 1.0}, ALL | {"half": 0.0}):
-        test(batch_size=SHARE, **usual, **chosen)
+        small = {"batch_size": SHARE, **usual, **chosen}
+        best = small | test(**small)
+        if not chosen["lars"]:
+            run([best | {"seed": seed, "judged_on": "test"} for seed in FRESH_SEEDS])
     for chosen in itertools.product((0.0, 1.0), repeat=len(PARTS) - 1):
         test(batch_size=LARGE, **usual, **dict(zip(PARTS, (*chosen, 0.0), strict=True)))
     test(batch_size=LARGE, **usual, **ALL)
