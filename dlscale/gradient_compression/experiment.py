@@ -119,7 +119,7 @@ ON_DIGITS = [arm for arm in ARMS if arm not in VARYING]
 
 
 def _deep(share: float) -> dict[str, Arm]:
-    """Deep Gradient Compression, a part more in each arm."""
+    """Deep Gradient Compression: a part more in each arm; then all parts but the warm-up and one other."""
     entries, local = room.joined(room.top_k(share)), CLIP / math.sqrt(WORKERS)
     warm = room.joined(room.warm_up(share, 0.25, WARM_UP))
     corrected = room.momentum_correction(_with(entries), MOMENTUM)
@@ -132,6 +132,9 @@ def _deep(share: float) -> dict[str, Arm]:
         "+ masking": Arm(masked),
         "+ clipping": Arm(room.clipped(masked, local)),
         "+ warm-up": Arm(room.clipped(warmed, local)),
+        "without feedback": Arm(room.clipped(room.factor_masking(room.momentum_correction(entries, MOMENTUM)), local)),
+        "without correction": Arm(room.clipped(_with(entries), local), momentum=MOMENTUM),
+        "without masking": Arm(room.clipped(corrected, local)),
     }
 
 
