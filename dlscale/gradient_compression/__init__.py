@@ -118,12 +118,8 @@ def pack(codes: Array, bits: int) -> Array:
 
 def unpack(packed: Array, count: int) -> Array:
     """The `count` numbers that were packed, as uint8, or as uint16 where that does not hold them."""
-    planes = jnp.unpackbits(packed, axis=1, count=count).astype(_holding(len(packed)))
+    planes = jnp.unpackbits(packed, axis=1, count=count).astype(f"uint{8 if len(packed) <= 8 else 16}")
     return (planes << jnp.arange(len(packed), dtype=planes.dtype)[:, None]).sum(0, dtype=planes.dtype)
-
-
-def _holding(bits: int) -> Any:
-    return jnp.uint8 if bits <= 8 else jnp.uint16
 
 
 @functools.cache
@@ -183,7 +179,7 @@ def quantised(levels: int, norm: str = "max", clip: float | None = None, roundin
         steps = jnp.clip(x / jnp.where(scale > 0, scale, 1) * levels, -levels, levels)
         coin = 0.5 if rounding == "nearest" else jax.random.uniform(key, x.shape)
         codes = jnp.floor(steps) + (coin < steps - jnp.floor(steps)) + levels
-        return {"codes": pack(codes.astype(_holding(bits)), bits), "scale": scale}
+        return {"codes": pack(codes.astype(f"uint{8 if bits <= 8 else 16}"), bits), "scale": scale}
 
     def decode(message: Tree, like: Any) -> Array:
         codes = unpack(message["codes"], like.size).astype(jnp.float32) - levels
