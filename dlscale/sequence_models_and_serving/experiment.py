@@ -493,11 +493,13 @@ def clock_plan(run: RunTrials) -> None:
     run([{"process": number} for number in range(8)])
 
 
-# Another machine may be so many times as fast, or as slow.
+RATIOS = ("dependence", "cache", "compiled", "numpy", "python")
+
+# Ratios of medians may be eight times as large on another machine, or as small; seconds are not compared (100 octaves).
 CLOCK = Experiment(
     id="sequence_models_and_serving-clock",
     about="Dependence, CTC, caches and batches by the clock, in eight fresh processes",
     trial=clock_trial,
     plan=clock_plan,
-    tolerance=dict.fromkeys(("dependence", "cache", "compiled", "numpy", "python", "alone", "batch"), 3.0),
+    tolerance=dict.fromkeys(RATIOS, 3.0) | dict.fromkeys(("alone", "batch"), 100.0),
 )
