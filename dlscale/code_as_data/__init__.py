@@ -295,8 +295,8 @@ def analogies(vocabulary: Vocabulary, couples: Sequence[tuple[str, str]]) -> lis
     return found
 
 
-def answered(vectors: np.ndarray, asked: Sequence[Analogy], way: str = "both") -> np.ndarray:
-    """Whether d is nearest to b − a + c, of all but a, b and c. `way` "c": nearest to c alone; "b": to b alone."""
+def answered(vectors: np.ndarray, asked: Sequence[Analogy], way: str = "both", among: int = 1) -> np.ndarray:
+    """Whether d is among the nearest to b − a + c, of all but a, b, c. `way` "c": nearest to c alone; "b": to b."""
     a, b, c, d = np.array(asked).T
     v = unit(vectors)
     aim = {"both": v[b] - v[a] + v[c], "c": v[c], "b": v[b]}[checks.known("way", way, ("both", "b", "c"))]
@@ -304,7 +304,7 @@ def answered(vectors: np.ndarray, asked: Sequence[Analogy], way: str = "both") -
     near[:, 0] = -np.inf  # what is unknown is no answer
     for known in (a, b, c):
         near[np.arange(len(near)), known] = -np.inf
-    return near.argmax(1) == d
+    return (np.argsort(-near, axis=1, kind="stable")[:, :among] == d[:, None]).any(1)
 
 
 # Controls

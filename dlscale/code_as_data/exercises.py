@@ -144,8 +144,7 @@ words = Exercise(
     "programs in random order. At least 90 % must be right. The statements themselves as words come to a third.",
     hints=(
         "A count of statements does not change when wires do. What does?",
-        "A word may name two statements that are connected; but the two of a couple held out never met. Of what *kind* "
-        "are the statements before and after, and which of them share an argument?",
+        "A word may say which statements are connected, how deep one lies, or which of them share an argument.",
     ),
     code="""
 def words(statements, edges):

@@ -22,6 +22,7 @@ from dlscale.code_as_data import (
     answered,
     corpus,
     hits,
+    kind,
     of_instructions,
     pairs,
     reordered,
@@ -29,6 +30,7 @@ from dlscale.code_as_data import (
     skip_gram,
     unit,
 )
+from dlscale.course import records
 from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import program
 from dlscale.lab.program import Reader
@@ -59,6 +61,7 @@ VECTORS_SEEDS = range(20, 28)
 CONTROL_SEEDS = range(100, 124)  # for a question that came up with the others
 RADII = (1, 2, 3)
 RADIUS = 2  # of the vectors that the networks below read
+PIECES = {"instruction": slice(1), "types": slice(1, None), "instruction and types": slice(None)}
 
 
 @functools.cache
@@ -74,20 +77,18 @@ def neighbours(context: str) -> np.ndarray:
 
 @functools.cache
 def vectors(context: str, seed: int) -> np.ndarray:
-    """(words, width). "untrained" are drawn at random; so are those by "types", but for equal types they are alike.
+    """(words, width). "untrained" are drawn at random for each statement, those of `PIECES` for each of its pieces.
 
-    By types a statement's vector is the sum of one for the instruction, one for the kind of its result, and one for the
-    kind of each operand, by place.
+    Then a statement's vector is the sum of those of its pieces, of length one.
     """
     size = len(vocabulary().words)
     if context == "untrained":
         return unit(np.random.default_rng([seed, 1]).normal(size=(size, 32))).astype(np.float32)
-    if context == "types":
+    if context in PIECES:
         rng = np.random.default_rng([seed, 2])
         drawn: dict[Any, np.ndarray] = defaultdict(lambda: rng.normal(size=32))
-        return unit(np.array([sum(drawn[part] for part in pieces(word)) for word in vocabulary().words])).astype(
-            np.float32
-        )
+        own = [[drawn[piece] for piece in pieces(word)[PIECES[context]]] for word in vocabulary().words]
+        return unit(np.array([np.sum(vectors, axis=0) for vectors in own])).astype(np.float32)
     return unit(skip_gram(neighbours(context), size, seed=seed))
 
 
@@ -195,7 +196,9 @@ ARMS = {
     "mean, untrained": Arm("mean", "untrained"),
     "recurrent": Arm("recurrent"),
     "recurrent, untrained": Arm("recurrent", "untrained"),
-    "recurrent, types only": Arm("recurrent", "types"),
+    "recurrent, instruction": Arm("recurrent", "instruction"),
+    "recurrent, types": Arm("recurrent", "types"),
+    "recurrent, instruction and types": Arm("recurrent", "instruction and types"),
     "recurrent, shuffled": Arm("recurrent", programs="shuffled"),
     "along the flow": Arm("graph", wires="flow"),
     "along the flow, untrained": Arm("graph", "untrained", "flow"),
@@ -400,14 +403,59 @@ def family_plan(run: RunTrials) -> None:
     arms = [arm for arm in ARMS if "untrained" not in arm or arm == "recurrent, untrained"]
     for arm in arms:
         best = until_inside(run, arm, FAMILY_SEEDS)
-        if arm in ("recurrent", "recurrent, types only"):
+        if arm in ("recurrent", "recurrent, instruction and types"):
             run([{"arm": arm, "rate": best, "seed": seed} for seed in LEARNT_SEEDS])
 
 
 FAMILY = Experiment(
-    "code_as_data-families", "what a program computes, of recipes held out, by ten arms at four or more rates",
+    "code_as_data-families", "what a program computes, of recipes held out, by twelve arms at four or more rates",
     family_trial, family_plan, {"validation": 2.0, "test": 2.0, "early_loss": 0.05},
     chaotic=("validation", "test"), drawn={"arm": "recurrent"},
+)  # fmt: skip
+
+VECTOR_FAMILIES = (
+    "softmax",
+    "standardise",
+    "sort",
+    "running sum",
+)  # of one vector each: arguments do not tell them apart
+ALIKE_ARMS = ("bag", "bag, hidden layer", "recurrent", "along the flow", "along the sequence")
+
+
+def kinds() -> list[tuple[str, ...]]:
+    """Of each program of the families, in the order of the record: the kinds of its arguments."""
+    return [tuple(kind(arg) for arg in source.args) for source in corpus.families()]
+
+
+def best_rate(record: records.Record, arm: str) -> float:
+    """By validation, with the seeds that all rates have."""
+    rates = record.options("rate", arm=arm)
+    return max(rates, key=lambda rate: record.values("validation", arm=arm, rate=rate)[: len(FAMILY_SEEDS)].mean())
+
+
+def alike_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    """Percent right of the test's programs of `VECTOR_FAMILIES`, by an arm that was trained on all families."""
+    programs, y = family_parts(seed)["test"]
+    own = np.isin(y, [FAMILIES_TOLD.index(name) for name in VECTOR_FAMILIES])
+    found, params = fitted("families", arm, rate, seed)
+    chosen, table = ARMS[arm], jnp.asarray(vectors(ARMS[arm].context, seed))
+    batch = padded(
+        [one for one, wanted in zip(programs, own, strict=True) if wanted], LONGEST["families"], chosen.wires
+    )
+    told = logits(chosen.network, params, table, batch).argmax(1)
+    return {"alike": round(100 * float((told == y[own]).mean()), 3), "early_loss": found["early_loss"]}
+
+
+def alike_plan(run: RunTrials) -> None:
+    told = records.read(FAMILY.id)
+    for arm in ALIKE_ARMS:
+        rate = best_rate(told, arm)
+        run([{"arm": arm, "rate": rate, "seed": seed} for seed in FAMILY_SEEDS])
+
+
+ALIKE = Experiment(
+    "code_as_data-alike", "what a program computes, where its arguments do not tell, by five arms",
+    alike_trial, alike_plan, {"alike": 3.0, "early_loss": 0.05}, chaotic=("alike",), drawn={"arm": "recurrent"},
 )  # fmt: skip
 
 # How is it wired? Instructions are held out.
@@ -450,7 +498,8 @@ def wiring_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
 
 def wiring_plan(run: RunTrials) -> None:
     for arm in ARMS:
-        until_inside(run, arm, WIRING_SEEDS)
+        if arm not in ("recurrent, instruction", "recurrent, types"):
+            until_inside(run, arm, WIRING_SEEDS)
 
 
 WIRING_MEASURES = ("validation", "seen", "test", "reordered")
