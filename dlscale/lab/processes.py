@@ -71,14 +71,12 @@ def memory(members: Iterable[psutil.Process], exact: bool = True) -> int:
     """
     held = [(0, 0, 0)]  # of each: private pages, these with its parts of the shared ones, shared ones
     for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, and holds nothing
-            resident = member.memory_info().rss
-            pages = (resident, resident, 0)
-            if exact:
-                with contextlib.suppress(psutil.AccessDenied):  # it hides what it shares
-                    info = member.memory_full_info()
-                    pages = (info.uss, getattr(info, "pss", info.uss), info.rss - info.uss)
-            held.append(pages)
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile, and holds nothing
+            info = member.memory_info()
+            with contextlib.suppress(psutil.AccessDenied):  # it hides what it shares
+                info = member.memory_full_info() if exact else info
+            own = getattr(info, "uss", info.rss)
+            held.append((own, getattr(info, "pss", own), info.rss - own))
     private, parts, shared = zip(*held, strict=True)
     return max(sum(parts), sum(private) + max(shared))
 
