@@ -566,4 +566,16 @@ def test_records_are_in_order_of_time():
         "filled_from_the_paper": None,
         "note": "",
         "source": "",
+        "accuracy_percent": 68.3,
+        "accuracy_processors": None,
+        "accuracy_time_hours": None,
+        "accuracy_of": "top-1; which run is not said",
+        "accuracy_source": "Papers with Code, page of arXiv:1511.00175",
     }
+
+
+def test_an_accuracy_has_a_source_and_says_of_which_run_it_is():
+    for row in data.table("imagenet_records"):
+        assert not row["accuracy_percent"] or (row["accuracy_of"] and row["accuracy_source"])
+        same = all(row[name] and row[name] == row[f"accuracy_{name}"] for name in ("processors", "time_hours"))
+        assert same == ("this run" in (row["accuracy_of"] or ""))
