@@ -362,4 +362,5 @@ def test_the_network_reads_another_function():
         "measured": {"test": 0.0},
     }
     cells.run("code-imports", "code-own", "code-own-near")
-    assert "sort" in names(cells["MINE"]) and cells["scores"].sum() == pytest.approx(1, abs=1e-4)
+    assert "sort" in names(cells["MINE"])
+    assert experiment.read("families", network, table, cells["MINE"]).sum() == pytest.approx(1, abs=1e-4)

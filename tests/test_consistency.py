@@ -20,7 +20,8 @@ from jax.flatten_util import ravel_pytree
 
 from dlscale import consistency as room
 from dlscale import costs
-from dlscale.consistency import command, exercises, measuring
+from dlscale.consistency import command, exercises, experiment, measuring
+from dlscale.course import records
 from dlscale.lab import models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.program import Message, Round, Schedule
@@ -142,6 +143,27 @@ def test_a_server_takes_as_long_as_the_lecture_says():
     counted = costs.Hockney(0.0, per_byte).time(Schedule(workers, there_and_back))  # a worker is the server
     assert counted == pytest.approx(2 * (workers - 1) * size * per_byte)
     assert wire.all == costs.formula("rabenseifner", workers, size, latency, per_byte)
+    alone = experiment.SLOW_NETWORK  # with one worker nothing is gained by shards: all goes over its own link, twice
+    assert 2 * alone.latency + alone.server == pytest.approx(2 * (0.01 + 1.0))
+
+
+@pytest.mark.parametrize("policy", ["asynchronous", "Downpour", "elastic"])
+def test_shards_shorten_the_queue(policy):
+    times = room.durations(8, 50)
+    ends = [
+        room.timeline(policy, times, 200, wire=room.network(8, 1.0, 0.0, 0.2, shards=shards)).applied[-1]
+        for shards in (1, 2, 8)
+    ]
+    assert ends[0] > 1.5 * ends[1] and ends[1] > ends[2]
+
+
+@pytest.mark.parametrize("graph", ["ring", "random", "exponential"])
+def test_gossip_on_each_graph_brings_all_to_one_mean(graph):
+    found = room.timeline("gossip", np.ones(8), 8 * 60, graph=graph)
+    x = np.append(np.arange(8.0), 0)
+    for number in found.mixing:
+        x = found.matrices[number] @ x
+    np.testing.assert_allclose(x[:-1], 3.5, atol=1e-3)
 
 
 # Replay
@@ -307,6 +329,16 @@ def test_locks_and_loneliness_lose_nothing():
     assert np.abs(alone.x.mean() - 1) < 0.05 and not locked.x.any()
 
 
+def test_one_core_is_enough():
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else pytest.skip("no such setting here")
+    os.sched_setaffinity(0, {min(allowed)})  # the processes that are started inherit it
+    try:
+        job = measuring.Job(measuring.edges(50, 20, 5), "one lock")
+        assert measuring.run([job], updates=200)[0].added.sum() == 2 * 200 * 5
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def test_jobs_that_cannot_be():
     edges = measuring.edges(5, 5, 2)
     with pytest.raises(ValueError, match="Unknown lock"):
@@ -415,6 +447,36 @@ def test_shards_that_are_needed_keep_the_queue_empty():
         busy = 2 * 1e8 * 1e-9 / shards
         assert ((found.applied - busy - found.finish - 0.01)[-12:].max() > 1e-6) == waits
     assert not exercises.shards.judge(lambda workers, compute, size, latency, per_byte: workers)[0]
+
+
+# What is recorded
+
+
+def test_a_grid_grows_until_its_best_rate_is_inside():
+    asked = []
+
+    def run(settings):
+        asked.extend(settings)
+        return [{"score": -abs(setting["learning_rate"] - 10.0)} for setting in settings]
+
+    options = {"seeds": [0], "tuning_seeds": [1, 2], "score": lambda found: found["score"]}
+    assert experiment.tuned(run, (0.5, 1.0, 2.0), **options) == 8.0
+    assert {s["learning_rate"] for s in asked if s["judged_on"] == "validation"} == {0.5, 1.0, 2.0, 4.0, 8.0, 16.0}
+
+
+@pytest.mark.parametrize("chosen", [experiment.SPECTRUM, experiment.CROWD, experiment.CONTROLLED], ids=lambda c: c.id)
+def test_a_record_has_all_that_its_plan_asks_for(chosen):
+    """So no best rate is the first or the last of its grid."""
+    recorded = {str(sorted(trial.setting.items())): trial.measures for trial in records.read(chosen.id).trials}
+    asked = set()
+
+    def run(settings):
+        keys = [str(sorted(setting.items())) for setting in settings]
+        asked.update(keys)
+        return [recorded[key] for key in keys]
+
+    chosen.plan(run)
+    assert asked == recorded.keys()
 
 
 # What the last section suggests

@@ -46,9 +46,9 @@ def same(found, wanted):
 
 
 @settings(max_examples=6, deadline=None)
-@given(bits=st.integers(1, 8), size=st.sampled_from([1, 8, 203]), seed=st.integers(0, 99))
+@given(bits=st.integers(1, 16), size=st.sampled_from([1, 8, 203]), seed=st.integers(0, 99))
 def test_packed_and_unpacked_to_the_bit(bits, size, seed):
-    codes = np.random.default_rng(seed).integers(0, 2**bits, size).astype(np.uint8)
+    codes = np.random.default_rng(seed).integers(0, 2**bits, size).astype(np.uint8 if bits <= 8 else np.uint16)
     packed = room.pack(jnp.asarray(codes), bits)
     assert packed.dtype == jnp.uint8 and packed.nbytes == bits * math.ceil(size / 8)
     same(room.unpack(packed, size), codes)
@@ -57,9 +57,9 @@ def test_packed_and_unpacked_to_the_bit(bits, size, seed):
 
 
 def test_zero_bits():
-    with pytest.raises(ValueError, match="bits must be a whole number from 1 to 8, not 0"):
+    with pytest.raises(ValueError, match="bits must be a whole number from 1 to 16, not 0"):
         room.pack(jnp.zeros(3, jnp.uint8), 0)
-    with pytest.raises(ValueError, match="levels must be a whole number from 1"):
+    with pytest.raises(ValueError, match="levels must be a whole number from 1 to 32767"):
         room.quantised(0)
 
 
@@ -77,7 +77,7 @@ def test_one_bit_is_signs_and_the_means_of_each_column():
     same(one_sided, {"w": np.ones((4, 2))})
 
 
-@pytest.mark.parametrize("levels, bits", [(1, 2), (3, 3), (7, 4), (127, 8)])
+@pytest.mark.parametrize("levels, bits", [(1, 2), (3, 3), (7, 4), (127, 8), (1000, 11)])
 def test_quantised_bytes_and_that_levels_come_back(levels, bits):
     x = {"w": jnp.arange(-levels, levels + 1, dtype=jnp.float32) * 0.5}
     message, found, _ = there_and_back(room.quantised(levels), x)
@@ -495,6 +495,21 @@ def test_elias_bits_by_hand_are_those_of_codes_written_out():
         text += omega(int(place - last)) + "+" + omega(abs(int(codes[place])))
         last = place
     assert cells("compression-elias-hand")["elias_bits"](codes) == len(text)
+    message = [{"codes": room.pack(jnp.asarray(codes + 9, jnp.uint8), 5), "scale": 1.0}]
+    assert experiment.elias_bytes(9, message, {"w": jnp.zeros(400)}) == (32 + len(text)) / 8
+    assert experiment.omega_bits(jnp.asarray([65_535])) == len(omega(65_535))
+
+
+def test_bytes_are_counted_in_each_step_and_counting_changes_nothing():
+    inner, trees = room.error_feedback(room.threshold(1.0)), [gradient(seed) for seed in range(3)]
+    compressor, wanted = experiment.counting(inner, experiment.listed_bytes), 0
+    state, plain = compressor.init(trees[0]), inner.init(trees[0])
+    for tree in trees:
+        message, state = jit(compressor.encode)(state, tree)
+        expected, plain = jit(inner.encode)(plain, tree)
+        same(message, expected)
+        wanted += room.nbytes(expected)
+    assert state[0] == wanted > 0
 
 
 # Exercises: what is right in another way, and what is nearly right

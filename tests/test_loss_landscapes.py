@@ -477,6 +477,29 @@ def test_the_held_exercise(answer, right):
     assert exercises.held.judge(answer)[0] == right
 
 
+def block_by_block(skip, new, depth):
+    first, others = 1.0, 0.0
+    for _ in range(depth):
+        first, others = skip**2 * first, skip**2 * others + new**2 * (first + others)
+    return np.array([first + others, first / (first + others)])
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (block_by_block, True),
+        (lambda a, b, depth: ((a * a + b * b) ** depth, (1 + (b / a) ** 2) ** -depth if a else 0), True),
+        (lambda a, b, depth: (a**2 + depth * b**2, 1 / (1 + depth * b**2)), False),
+        (lambda a, b, depth: ((v := (a**2 + b**2) ** depth), a**depth / v), False),
+        (lambda a, b, depth: ((v := (a + b) ** depth), a**depth / v), False),
+        (lambda a, b, depth: (a**2 + b**2) ** depth, False),
+    ],
+    ids=["block by block", "a power", "contributions do not grow", "not squared", "no variances", "no share"],
+)
+def test_the_signal_exercise(answer, right):
+    assert exercises.signal.judge(answer)[0] == right
+
+
 @pytest.mark.parametrize(
     ("answer", "right"),
     [

@@ -373,6 +373,7 @@ def test_windows_stand_in_the_order_of_the_results_and_of_the_weights():
 
 def test_a_tile_must_fit_and_move_little():
     assert "the memory has" in exercises.tile.judge(lambda sizes, room: (sizes, "mnk"))[1]
+    assert "Give two things" in exercises.tile.judge(lambda sizes, room: {"m": 1, "n": 1, "k": 1})[1]
     right, line = exercises.tile.judge(lambda sizes, room: ({"m": 1, "n": 1, "k": 1}, "mnk"))
     assert not right and "as many words move" in line
     all_of_them = """
@@ -432,7 +433,7 @@ def test_three_results_of_three_weights_take_five_products():
 
 
 def test_a_limit_of_its_own_is_at_least_as_good_as_a_share():
-    found = cells("crossover-record", "micro-pieces", "micro-plans")
+    found = cells("micro-pieces", "micro-plans")
     alone = room.split(found["PIECES"]["56 × 56"], 16, 8 * 2**20)
     assert room.total(alone) <= room.total(found["PLANS"]["any size", 8]["56 × 56"]) * (1 + 1e-6)
 
@@ -491,3 +492,30 @@ def test_a_trial_measures_what_it_says(monkeypatch):
     monkeypatch.setattr(room, "seconds", lambda f, *args, **options: 32e-6)
     found = experiment.convolution_trial("im2col", 1, 4, 2, 3, 3)
     assert found["log2_us"] == pytest.approx(5) and 0 <= found["log2_workspace"] < 20
+
+
+def test_shifts_convolve():
+    for channels, out in ((3, 5), (1, 1)):
+        x, w = arrays(channels=channels, out=out)
+        np.testing.assert_allclose(jit(experiment.shifts)(x, w), true(x, w), atol=1e-4)
+
+
+def test_what_is_too_large_to_try_is_not_timed(monkeypatch):
+    monkeypatch.setattr(room, "seconds", lambda f, *args, **options: 32e-6)
+    small, large = [1, 4, 2, 3, 3], [16, 128, 64, 64, 15]
+    assert experiment.timed("shifts", [small, small]) == pytest.approx([5, 5])
+    found = experiment.timed("im2col", [small, large])
+    assert found[0] == pytest.approx(5) and math.isnan(found[1])
+
+
+def test_each_way_is_timed_with_each_shape_in_kept_memory(monkeypatch):
+    asked, planned = [], []
+    monkeypatch.setattr(experiment, "timed_in_kept_memory", lambda *args: asked.append(args) or [1.0] * len(args[1]))
+    experiment.kernels_plan(planned.extend)
+    for setting in planned:
+        assert experiment.kernels_trial(**setting).keys() == experiment.KERNEL_SIZES.tolerance.keys()
+    assert len(planned) == len(experiment.WAYS) * (len(experiment.SHAPES) + len(experiment.ALONE))
+    assert asked[0][1][-1] == (*experiment.SHAPES[planned[0]["shape"]], 15)
+    planned.clear(), experiment.pieces_plan(planned.extend)
+    assert {s["algorithm"] for s in planned} == {*room.ALGORITHMS} - {"FFT"} and len(planned) == 16
+    assert experiment.pieces_trial(**planned[0]).keys() == experiment.PIECES.tolerance.keys()

@@ -214,7 +214,8 @@ def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
         "operators_and_rooflines": "direct",
         "code_as_data-times": "corpus.timed",
         "code_as_data": "corpus.load",
-    }  # rooms without data sets
+        "search-workers": "run",
+    }  # without data sets
     own = next((f"dlscale.{key.split('-')[0]}.{name}" for key, name in made.items() if chosen.id.startswith(key)), None)
     assert (own or "dlscale.lab.data._load_committed") in used
     assert own or any(name.startswith("dlscale.lab.models.") for name in used)

@@ -485,3 +485,21 @@ def promote(scores, gone, keep):
     assert not judged(exercises.promote, best_left)[0], "a run that is gone still takes up a place"
     first_left = "np.argsort(-scores)[: len(scores) // keep]"
     assert not judged(exercises.promote, exercises.promote.code.replace(first_left, "np.argsort(-scores)"))[0]
+
+
+# Against another library
+
+
+@pytest.mark.parametrize("name", ["random", "parzen"])
+def test_optunas_search_has_about_the_same_regret(name, monkeypatch):
+    """Twenty searches each on the recorded table; the methods are the same, their details differ."""
+    optuna = pytest.importorskip("optuna")
+    from benchmarks import search_quality as both
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    monkeypatch.setattr(both, "REPEATS", 20)
+    sampler = optuna.samplers.RandomSampler if name == "random" else optuna.samplers.TPESampler
+    logs = both.ours(room.Search if name == "random" else room.Parzen), both.theirs(lambda seed: sampler(seed=seed))
+    ours, theirs = (100 * np.array([room.chosen(log, both.TABLE, [both.BUDGET])[0] for log in some]) for some in logs)
+    error = math.hypot(*(np.std(found, ddof=1) / math.sqrt(20) for found in (ours, theirs)))
+    assert abs(ours.mean() - theirs.mean()) < 2 * error < 5

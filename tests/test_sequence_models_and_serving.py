@@ -27,7 +27,8 @@ from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlscale.sequence_models_and_serving import command, exercises, experiment, sequence, serving
+from dlscale.course import records
+from dlscale.sequence_models_and_serving import command, exercises, experiment, sequence
 from dlscale.sequence_models_and_serving.serving import Batcher, Busy, Rule, padded, poisson, simulate
 
 # CTC
@@ -336,11 +337,6 @@ def test_arrivals_that_cannot_be():
     assert simulate(np.array([]), lambda n: 1.0, Rule()).batches.size == 0
 
 
-def test_users_are_counted_up_to_the_first_rate_that_is_not_acceptable():
-    assert serving.most_users(lambda rate: rate != 3, [1, 2, 3, 4]) == 2
-    assert serving.most_users(lambda rate: False, [1, 2]) == 0
-
-
 # Batches, real
 
 
@@ -644,6 +640,13 @@ def test_a_server_that_cannot_start_is_told(tmp_path):
 # What the notebook says, and suggests
 
 
+def test_the_recurrent_net_beside_the_windows_learns_at_its_best_rate():
+    (rate,) = records.read(experiment.SCALE.id).options("rate", judged_on="test", count=2000, hidden=64)
+    assert rate == experiment.BEST_RATE
+    voices = (experiment.TRAINING_VOICES, experiment.VALIDATION_VOICES, experiment.TEST_VOICES, experiment.FRESH_VOICES)
+    assert all(not {*a} & {*b} for a, b in itertools.combinations(voices, 2))
+
+
 def cells(*identities, changes=None, **names):
     found = Cells("13_sequence_models_and_serving", changes)
     found.update(names)
@@ -731,6 +734,10 @@ def test_prefix_search_by_hand_finds_what_best_path_misses():
         ("plan", lambda seconds, rate: (4, 0.0), "can be had"),
         ("plan", lambda seconds, rate: (2.5, 0.0), "whole number"),
         ("neurons", lambda registers, gates: int((registers / 4) ** 0.5), "3 gates"),
+        ("edits", lambda a, b: sum(x != y for x, y in itertools.zip_longest(a, b)), "heard and"),
+        ("edits", lambda a, b: len({*a} ^ {*b}), "heard and"),
+        ("strong", lambda seconds, sending: {p: seconds[1] / seconds[p] / p for p in seconds}, "share with 4"),
+        ("strong", lambda seconds, sending: {p: seconds[1] / (seconds[p] + sending[p]) for p in seconds}, "with 4"),
     ],
 )
 def test_naive_answers_are_refused(exercise, wrong, told):
@@ -751,7 +758,9 @@ def always_jumping(p, states):
 
 def test_other_right_answers_are_taken():
     assert exercises.forward.judge(exercises.forward_table)[0]
+    assert exercises.edits.judge(sequence.edits)[0]
     assert exercises.neurons.judge(lambda registers, gates: int((registers / gates / 4) ** 0.5 + 1e-9))[0]
     assert exercises.together.judge(lambda e, l: [e[0] + l[0], np.where(l[0] + e[1] > l[1], l[0] + e[1], l[1])])[0]  # noqa: E741
+    assert exercises.strong.judge(lambda t, s: {p: t[1] / p / (t[p] + s[p]) for p in reversed([*t])})[0]
     tried = lambda seconds, rate: (min(seconds, key=lambda n: exercises.late(seconds, rate, n, 0.0)), 0.0)  # noqa: E731
     assert exercises.plan.judge(tried)[0]

@@ -281,9 +281,9 @@ def train(
 
     Tested each `every` gradients (else at the end): the server's weights, the mean of the workers' where there is none,
     and of an ensemble the mean of their predictions. `scales` (gradients,) multiply the learning rate; `momentum` is
-    the server's. Without staleness this is `train.fit`, bit for bit, and so is a single worker of any policy. A run
-    that diverges goes on to its end: see `Run.diverged_at`. Timelines with equally many gradients, workers and kept
-    versions share a compiled program.
+    the server's. Without staleness this is `train.fit`, bit for bit (with momentum up to rounding), and so is a single
+    worker of any policy. A run that diverges goes on to its end: see `Run.diverged_at`. Timelines with equally many
+    gradients, workers and kept versions share a compiled program.
     """
     count, gradients = len(dataset.x_train), len(timeline.worker)
     each = count // checks.whole("batch_size", batch_size, high=count)

@@ -17,7 +17,7 @@ from dlscale.lab.data import Dataset
 BATCH, GRADIENTS, LOOK, WORKERS = 16, 6400, 400, 8
 CHANCE, AIM = 10.0, 50.0  # percent
 RATES = (0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-TUNING_SEEDS, TEST_SEEDS = (200, 201), range(40, 48)
+TUNING_SEEDS, TEST_SEEDS = range(200, 204), range(80, 88)
 MEASURES = ("accuracy", "accuracy_in_time", "seconds", "loss", "early_loss")
 TOLERANCE = {"accuracy": 1.0, "accuracy_in_time": 1.0, "seconds": 100.0, "loss": 0.02, "early_loss": 1e-3}
 CHAOTIC = ("accuracy", "accuracy_in_time", "seconds", "loss")  # rounding grows until it counts as much as another seed
@@ -37,13 +37,17 @@ CONTROLS: dict[str, dict[str, Any]] = {
     SEVEN: {"policy": "synchronous"},
     "elastic, every 100": {"policy": "elastic", "every": 100},
     "averaging, every 100": {"policy": "averaging", "every": 100},
+    "gossip, ring": {"policy": "gossip", "graph": "ring"},
+    "gossip, random pairs": {"policy": "gossip", "graph": "random"},
 }
-# a gradient takes a second; on the slow network a message of all weights takes a tenth; the server is four machines
-SLOW_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 0.1, shards=4)
+# A gradient takes a second, and on the slow network a message of all weights, too. The server is four machines, so it
+# has taken in a quarter of that time what a worker sends; the rest is on the way over the worker's own link.
+SLOW_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 1.0, shards=4)._replace(latency=0.01 + 0.75)
 SCENARIOS: dict[str, tuple[float, Wire]] = {
     "equal workers": (1.0, IDEAL),
     "one four times slower": (4.0, IDEAL),
     "slow network": (1.0, SLOW_NETWORK),
+    "slow network, one four times slower": (4.0, SLOW_NETWORK),
 }
 
 
@@ -93,7 +97,18 @@ def measure(timeline: Timeline, learning_rate: float, seed: int, judged_on: str,
     return dict(zip(MEASURES, (*found, until, last, float(losses[min(100, len(losses) - 1)])), strict=True))
 
 
+def tuned(run: RunTrials, rates: tuple[float, ...], **options: Any) -> float:
+    """The best of these rates, tested. Where it is the first or the last one, the grid grows by another."""
+    best = train.tune(run, learning_rate=rates, **options).setting["learning_rate"]
+    if best not in (rates[0], rates[-1]):
+        return best
+    return tuned(run, (rates[0] / 2, *rates) if best == rates[0] else (*rates, 2 * rates[-1]), **options)
+
+
 # The spectrum
+
+SCORES = {"accuracy": 1, "accuracy_in_time": 1, "seconds": -1}  # each is tuned for by itself; of seconds, few are best
+SPECTRUM_RATES, FRESH_SEEDS = (*RATES[2:], 2 * RATES[-1]), range(56, 64)
 
 
 def spectrum_trial(arm: str, scenario: str, each: int, learning_rate: float, seed: int, judged_on: str) -> Measures:
@@ -102,19 +117,23 @@ def spectrum_trial(arm: str, scenario: str, each: int, learning_rate: float, see
 
 
 def spectrum_plan(run: RunTrials) -> None:
-    """Each arm at the best of the same rates, on held-out examples: by accuracy at the end, and by that in time."""
-    arms = [(arm, scenario) for scenario in SCENARIOS for arm in ARMS]
-    arms += [(arm, "one four times slower" if arm == SEVEN else "equal workers") for arm in CONTROLS]
-    for arm, scenario in arms:
-        for by in ("accuracy", "accuracy_in_time"):
-            options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter(by)}
-            train.tune(run, arm=arm, scenario=scenario, each=1, learning_rate=RATES[2:], **options)
+    """Each arm at the best of the same rates, on held-out examples: by accuracy at the end, by that in time, and by the
+    seconds until it is reached. An ensemble sends nothing: on the slow network it is what it is on the fast one."""
+    machines = {name: wire == IDEAL for name, (_, wire) in SCENARIOS.items()}
+    arms = [(arm, name, SCORES) for name, fast in machines.items() for arm in ARMS if fast or arm != "ensemble"]
+    arms += [(SEVEN, name, SCORES) for name in SCENARIOS if SCENARIOS[name][0] > 1]
+    arms += [(arm, "equal workers", ["accuracy"]) for arm in CONTROLS if arm != SEVEN]
+    for arm, name, scores in arms:
+        options = {"seeds": FRESH_SEEDS, "tuning_seeds": TUNING_SEEDS, "each": 1}
+        for by in scores:
+            score = functools.partial(lambda by, found: SCORES[by] * found[by], by)
+            tuned(run, SPECTRUM_RATES, arm=arm, scenario=name, score=score, **options)
     given = {"arm": "ensemble", "scenario": "equal workers", "judged_on": "test", "learning_rate": 0.1}
     run([given | {"each": WORKERS, "seed": seed} for seed in TEST_SEEDS])  # a member has as many as all had
 
 
 SPECTRUM = Experiment(
-    "consistency-spectrum", "from synchronous training to an ensemble: eight ways of agreeing, three machines, tuned",
+    "consistency-spectrum", "from synchronous training to an ensemble: eight ways of agreeing, four machines, tuned",
     spectrum_trial, spectrum_plan, TOLERANCE, CHAOTIC, {"judged_on": "test", "each": 1},
 )  # fmt: skip
 
@@ -133,24 +152,25 @@ def crowd_trial(
 
 
 def crowd_plan(run: RunTrials) -> None:
-    """Each tuned on the same rates, and at the rate that is best for one worker; some with more gradients."""
-    options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
-    options |= {"learning_rate": RATES}
+    """Each tuned on the same rates, and at the rate that is best for one worker, and at half of that, which is as good
+    for one; some with more gradients, which are dear, with half of the tuning seeds."""
+    options = {"rates": RATES, "seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
     arm = {"aware": False, "momentum": 0.0, "each": 1}
-    alone = train.tune(run, workers=1, **arm, **options).setting["learning_rate"]
-    for aware, crowds in ((False, CROWDS[1:]), (True, AWARE)):
+    alone = tuned(run, workers=1, **arm, **options)
+    tests = [{"learning_rate": r, "seed": seed, "judged_on": "test"} for r in (alone, alone / 2) for seed in TEST_SEEDS]
+    for aware, crowds in ((False, CROWDS), (True, AWARE)):
         for workers in crowds:
             own = arm | {"workers": workers, "aware": aware}
-            train.tune(run, **own, **options)
-            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+            tuned(run, **own, **options)
+            run([own | given for given in tests])
     for workers in (1, 16):
         for momentum in MOMENTA:
-            train.tune(run, workers=workers, **arm | {"momentum": momentum}, **options)
+            tuned(run, workers=workers, **arm | {"momentum": momentum}, **options)
     for workers, aware, each in ((1, False, 4), (32, False, 4), (32, True, 4), (64, False, 4), (1, False, 8)):
         own = arm | {"workers": workers, "aware": aware, "each": each}
-        train.tune(run, **own, **options)
+        tuned(run, **own, **options | {"tuning_seeds": TUNING_SEEDS[:2]})
         if workers == 32:
-            run([own | {"learning_rate": alone, "seed": seed, "judged_on": "test"} for seed in TEST_SEEDS])
+            run([own | given for given in tests])
 
 
 CROWD = Experiment(
@@ -161,25 +181,29 @@ CROWD = Experiment(
 # Controls
 
 SLOW_AT_TIMES = ("all eight", "the first seven of eight", "asynchronous")  # each worker's times deviate by their mean
-WIDE, MOMENTUM = "one wide network", "momentum 0.9, 16 workers"
-LONGER = {"1 worker, four times the gradients": 1, "64 workers, four times the gradients": 64}
-NEW_SEEDS = range(48, 56)
+WIDE = "one wide network"
+AGAIN = {  # of the crowd: workers, and how many times the gradients
+    "1 worker, four times the gradients": (1, 4),
+    "64 workers, four times the gradients": (64, 4),
+    "64 workers, asynchronous": (64, 1),
+}
+LONGER, STALE = [*AGAIN][:2], [*AGAIN][2]
+NEW_SEEDS, STALE_SEEDS = range(48, 56), range(64, 80)
 AT_ONCE = {"32 workers, synchronous": 32, "64 workers, synchronous": 64}
 
 
 def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
-    """Backup workers (Chen et al. 2016) where each is slow at times; a network of about an ensemble's size; a rate
-    below the grid for momentum; crowds that have time, on seeds that did not choose their claim; crowds that agree."""
+    """Backup workers (Chen et al. 2016) where each is slow at times; a network of about an ensemble's size; crowds that
+    have time, or are asynchronous, on seeds that did not choose their claim; crowds that agree."""
     if arm == WIDE:
         options = {"batch_size": BATCH, "learning_rate": learning_rate, "seed": seed}
         wide = models.mlp((40, 190, 190, 10))
         result = consistency.train(crowd(1, seed), wide, examples()[judged_on], **options)
         accuracy = CHANCE if result.diverged_at >= 0 else 100 * float(result.history.test_accuracy[-1])
         return {"accuracy": accuracy, "accuracy_in_time": accuracy}
-    if arm == MOMENTUM:
-        found = measure(crowd(16, seed), learning_rate, seed, judged_on, momentum=0.9)
-    elif arm in LONGER:
-        found = measure(crowd(LONGER[arm], seed, 4 * GRADIENTS), learning_rate, seed, judged_on)
+    if arm in AGAIN:
+        workers, each = AGAIN[arm]
+        found = measure(crowd(workers, seed, each * GRADIENTS), learning_rate, seed, judged_on)
     elif arm in AT_ONCE:
         times = consistency.durations(AT_ONCE[arm], GRADIENTS // AT_ONCE[arm] * 2, seed=seed)
         found = measure(consistency.timeline("synchronous", times, GRADIENTS), learning_rate, seed, judged_on)
@@ -192,55 +216,24 @@ def controls_trial(arm: str, learning_rate: float, seed: int, judged_on: str) ->
 
 
 def controls_plan(run: RunTrials) -> None:
-    """Each tuned on the same rates, by accuracy in equal time, or after equal gradients where all agree; momentum at
-    half of the least rate of the others; long runs at the rates that the crowd's record found for them."""
-    options = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy_in_time")}
+    """Each tuned on the same rates, by accuracy in equal time, or after equal gradients where all agree; others at the
+    rates that the crowd's record found for them; 64 workers that agree, and that do not, on the same new seeds."""
+    options = {"rates": (*RATES[3:], 2 * RATES[-1]), "seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS}
     for arm in (*SLOW_AT_TIMES, WIDE, *AT_ONCE):
-        by = options | {"score": itemgetter("accuracy")} if arm in AT_ONCE else options
-        train.tune(run, arm=arm, learning_rate=(*RATES[3:], 2 * RATES[-1]), **by)
-    given = {"arm": MOMENTUM, "judged_on": "test", "learning_rate": RATES[0] / 2}
-    run([given | {"seed": seed} for seed in TEST_SEEDS])
-    tuned = records.read("consistency-crowd")
-    for arm, workers in LONGER.items():
-        which = {"workers": workers, "aware": False, "momentum": 0.0, "each": 4, "judged_on": "validation"}
-        score = {r: tuned.values("accuracy", learning_rate=r, **which).mean() for r in RATES}
+        best = tuned(run, arm=arm, score=itemgetter("accuracy" if arm in AT_ONCE else "accuracy_in_time"), **options)
+    given = {"arm": arm, "judged_on": "test", "learning_rate": best}  # of the last one: 64 workers that agree
+    run([given | {"seed": seed} for seed in STALE_SEEDS])
+    crowds = records.read("consistency-crowd")
+    for arm, (workers, each) in AGAIN.items():
+        which = {"workers": workers, "aware": False, "momentum": 0.0, "each": each, "judged_on": "validation"}
+        rates = crowds.options("learning_rate", **which)
+        score = {r: crowds.values("accuracy", learning_rate=r, **which).mean() for r in rates}
         given = {"arm": arm, "judged_on": "test", "learning_rate": max(score, key=score.__getitem__)}
-        run([given | {"seed": seed} for seed in NEW_SEEDS])
+        run([given | {"seed": seed} for seed in (STALE_SEEDS if arm == STALE else NEW_SEEDS)])
 
 
 CONTROLLED = Experiment(
-    "consistency-controls", "backup workers where each is slow at times, one wide network, a smaller rate for momentum",
+    "consistency-controls", "backup workers where each is slow at times, one wide network, crowds that agree",
     controls_trial, controls_plan, {"accuracy": 1.0, "accuracy_in_time": 1.0}, ("accuracy", "accuracy_in_time"),
     {"judged_on": "test", "arm": SLOW_AT_TIMES[0]},  # a short one is run again
-)  # fmt: skip
-
-# A network on which a message of all weights takes as long as a gradient
-
-SLOWER_NETWORK = consistency.network(WORKERS, 1.0, 0.01, 1.0, shards=4)
-SLOWER_ARMS = ("synchronous", "asynchronous", "Downpour, every 5", "gossip", "elastic, every 10", "averaging, every 10")
-FOUR_SEEDS, OTHER_SEEDS = range(204, 208), range(56, 64)
-
-
-@functools.lru_cache(maxsize=64)
-def slower_order(arm: str, seed: int) -> Timeline:
-    """The timeline of eight equal workers; time goes to sending. (Beside `order`, so that its records stay valid.)"""
-    times = consistency.durations(WORKERS, GRADIENTS // WORKERS * 2, seed=seed)
-    return consistency.timeline(**ARMS[arm], times=times, gradients=GRADIENTS, wire=SLOWER_NETWORK, seed=seed)
-
-
-def slower_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> Measures:
-    """Eight equal workers on the slower network."""
-    return measure(slower_order(arm, seed), learning_rate, seed, judged_on)
-
-
-def slower_plan(run: RunTrials) -> None:
-    """Each arm at the best of the same rates, on held-out examples, by accuracy in equal time."""
-    options = {"seeds": OTHER_SEEDS, "tuning_seeds": FOUR_SEEDS, "score": itemgetter("accuracy_in_time")}
-    for arm in SLOWER_ARMS:
-        train.tune(run, arm=arm, learning_rate=(*RATES[2:], 2 * RATES[-1]), **options)
-
-
-SLOWER = Experiment(
-    "consistency-slower", "six ways of agreeing where a message of all weights takes as long as a gradient",
-    slower_trial, slower_plan, TOLERANCE, CHAOTIC, {"judged_on": "test"},
 )  # fmt: skip

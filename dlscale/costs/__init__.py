@@ -36,6 +36,11 @@ HOST = Link(5e-6, PCIE.bandwidth / 2)  # written to a processor's memory, then r
 INFINIBAND = Link(1e-6, 12.5e9)  # EDR 4x, 100 Gb/s (InfiniBand Trade Association); latency assumed
 COMBINE = 3 / 732e9  # seconds to add a byte to another: two reads, one write; memory of a P100 (NVIDIA, 2016)
 
+# The machine of predicted steps of training. A Tesla P100 with NVLink promises 10.6e12 float32 operations a second
+# (NVIDIA data sheet, 2016); that a worker reaches half of it is assumed, and so is its wire of 40 Gb/s.
+OPERATIONS = 10.6e12 / 2  # a second
+WIRE = Link(5e-6, 5e9)
+
 
 # Models of a message
 
@@ -278,12 +283,10 @@ def formula(algorithm: str, workers: int, size: float, latency: float, per_byte:
     checks.finite("latency", latency)
     share = 2 * transfer * (workers - 1) / workers
     formulas = {
-        "tree": 2 * latency * rounds + 2 * transfer * rounds,
-        "butterfly": latency * rounds + transfer * rounds,
-        "ring": 2 * latency * (workers - 1) + share,
-        "rabenseifner": 2 * latency * rounds + share,
+        "tree": 2 * latency * rounds + 2 * transfer * rounds, "butterfly": latency * rounds + transfer * rounds,
+        "ring": 2 * latency * (workers - 1) + share, "rabenseifner": 2 * latency * rounds + share,
         "lower_bound": latency * rounds + share,
-    }
+    }  # fmt: skip
     return formulas[checks.known("algorithm", algorithm, formulas)]
 
 

@@ -112,14 +112,14 @@ def dense() -> Compressor:
 
 def pack(codes: Array, bits: int) -> Array:
     """Whole numbers below 2^bits, flat, as (bits, ⌈n / 8⌉) bytes: first the lowest bit of all, then the next."""
-    planes = codes.ravel()[None] >> jnp.arange(checks.whole("bits", bits, high=8), dtype=codes.dtype)[:, None]
+    planes = codes.ravel()[None] >> jnp.arange(checks.whole("bits", bits, high=16), dtype=codes.dtype)[:, None]
     return jnp.packbits((planes & 1).astype(jnp.uint8), axis=1)
 
 
 def unpack(packed: Array, count: int) -> Array:
-    """The `count` numbers that were packed, as uint8."""
-    planes = jnp.unpackbits(packed, axis=1, count=count)
-    return (planes << jnp.arange(len(packed), dtype=jnp.uint8)[:, None]).sum(0, dtype=jnp.uint8)
+    """The `count` numbers that were packed, as uint8, or as uint16 where that does not hold them."""
+    planes = jnp.unpackbits(packed, axis=1, count=count).astype(f"uint{8 if len(packed) <= 8 else 16}")
+    return (planes << jnp.arange(len(packed), dtype=planes.dtype)[:, None]).sum(0, dtype=planes.dtype)
 
 
 @functools.cache
@@ -170,7 +170,7 @@ def quantised(levels: int, norm: str = "max", clip: float | None = None, roundin
     2017). `clip`: first cut off at so many standard deviations. `rounding`: "stochastic", to the next level above with
     the probability that makes it right on average, or "nearest". TernGrad (Wen et al. 2017) is `terngrad`.
     """
-    bits = (2 * checks.whole("levels", levels, high=127)).bit_length()  # for 2 · levels + 1 codes
+    bits = (2 * checks.whole("levels", levels, high=2**15 - 1)).bit_length()  # for 2 · levels + 1 codes
     checks.known("norm", norm, ("max", "two")), checks.known("rounding", rounding, ("stochastic", "nearest"))
 
     def encode(key: Array, x: Array) -> Tree:
@@ -179,7 +179,7 @@ def quantised(levels: int, norm: str = "max", clip: float | None = None, roundin
         steps = jnp.clip(x / jnp.where(scale > 0, scale, 1) * levels, -levels, levels)
         coin = 0.5 if rounding == "nearest" else jax.random.uniform(key, x.shape)
         codes = jnp.floor(steps) + (coin < steps - jnp.floor(steps)) + levels
-        return {"codes": pack(codes.astype(jnp.uint8), bits), "scale": scale}
+        return {"codes": pack(codes.astype(f"uint{8 if bits <= 8 else 16}"), bits), "scale": scale}
 
     def decode(message: Tree, like: Any) -> Array:
         codes = unpack(message["codes"], like.size).astype(jnp.float32) - levels

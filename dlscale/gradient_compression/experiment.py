@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -66,13 +66,60 @@ ARMS = {
     "rank 2, feedback": Arm(_with(room.low_rank(2, AXIS))),
     "rank 2": Arm(room.low_rank(2, AXIS)),
 }
-ON_DIGITS = ["dense", "top 1 %, feedback", "top 1 %", "1-bit, feedback", "1-bit", "TernGrad", "7 levels, stochastic"]
-ON_DIGITS += ["rank 2, feedback", "ternary, nearest, clipped"]
 CLIPPED_ALIKE = ("TernGrad", "ternary, nearest, clipped")
 
 
+# Messages whose bytes hang on the numbers: counted in each step of the training
+
+
+def counting(compressor: Compressor, count: Callable[[Any, Any], Array]) -> Compressor:
+    """The same, its state with the bytes of all messages so far: `count(message, gradient)` says how many travel."""
+
+    def encode(state: Any, gradient: Any) -> tuple[Any, Any]:
+        message, inner = compressor.encode(state[1], gradient)
+        return message, (state[0] + count(message, gradient), inner)
+
+    init = lambda gradient, seed=0: (jnp.float32(0), compressor.init(gradient, seed))  # noqa: E731
+    return Compressor(init, encode, compressor.decode)
+
+
+def listed_bytes(message: list[room.Sparse], gradient: Any) -> Array:
+    """Of lists, without what fills them up."""
+    return room.ENTRY * sum((part.indices != room.NOWHERE).sum() for part in message)
+
+
+def elias_bytes(levels: int, message: list[Any], gradient: Any) -> Array:
+    """Of codes in Elias' way: for each that is not 0 the gap before it, a sign, its magnitude; a scale an array."""
+    bits = 0
+    for part, x in zip(message, jax.tree.leaves(gradient), strict=True):
+        codes = room.unpack(part["codes"], x.size).astype(jnp.int32) - levels
+        places = jnp.arange(x.size)
+        before = jax.lax.cummax(jnp.where(codes == 0, -1, places))
+        gaps = places - jnp.append(-1, before[:-1])
+        bits += 32 + jnp.where(codes == 0, 0, omega_bits(gaps) + 1 + omega_bits(jnp.abs(codes))).sum()
+    return bits / 8
+
+
+def omega_bits(numbers: Array) -> Array:
+    """Bits of whole numbers from 1 to 65,535 in Elias' omega code: a number, before it its length, and so on."""
+    bits = jnp.ones_like(numbers)
+    for _ in range(3):
+        length = 32 - jax.lax.clz(numbers)
+        bits, numbers = bits + jnp.where(numbers > 1, length, 0), jnp.where(numbers > 1, length - 1, 1)
+    return bits
+
+
+LIMITS = (0.05, 0.2, 0.8)  # the last only with feedback: hardly a bare gradient's entry reaches it
+VARYING = {
+    f"threshold {limit:g}, feedback": Arm(counting(_with(room.threshold(limit)), listed_bytes)) for limit in LIMITS
+}
+VARYING |= {f"threshold {limit:g}": Arm(counting(room.threshold(limit), listed_bytes)) for limit in LIMITS[:2]}
+VARYING["QSGD, 64 levels"] = Arm(counting(room.quantised(64, "two"), functools.partial(elias_bytes, 64)))
+ON_DIGITS = [arm for arm in ARMS if arm not in VARYING]
+
+
 def _deep(share: float) -> dict[str, Arm]:
-    """Deep Gradient Compression, a part more in each arm."""
+    """Deep Gradient Compression: a part more in each arm; then all parts but the warm-up and one other."""
     entries, local = room.joined(room.top_k(share)), CLIP / math.sqrt(WORKERS)
     warm = room.joined(room.warm_up(share, 0.25, WARM_UP))
     corrected = room.momentum_correction(_with(entries), MOMENTUM)
@@ -85,6 +132,9 @@ def _deep(share: float) -> dict[str, Arm]:
         "+ masking": Arm(masked),
         "+ clipping": Arm(room.clipped(masked, local)),
         "+ warm-up": Arm(room.clipped(warmed, local)),
+        "without feedback": Arm(room.clipped(room.factor_masking(room.momentum_correction(entries, MOMENTUM)), local)),
+        "without correction": Arm(room.clipped(_with(entries), local), momentum=MOMENTUM),
+        "without masking": Arm(room.clipped(corrected, local)),
     }
 
 
@@ -105,11 +155,10 @@ def mean_loss(model: models.Model, params: Any, x: Array, y: Array) -> Array:
     return train.LOSSES["cross_entropy"](model.apply(params, x), y).mean()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def descend(
+def descent(
     model: models.Model, arm: Arm, rate: Array, seed: Array, rows: Array, on: Array, where: Any, x: Array, y: Array
-) -> tuple[Any, Array]:
-    """Trained parameters and the loss of each step.
+) -> tuple[Any, Array, Any]:
+    """Trained parameters, the loss of each step, and the workers' last states.
 
     `rows` (steps, workers, examples): which examples each worker has. Compressed are only the steps that are `on`, and
     the layers whose leaf of `where` is true; elsewhere the exact mean is used.
@@ -131,8 +180,17 @@ def descend(
         return (jax.tree.map(lambda p, v: p - rate * v, params, velocity), velocity, states), losses.mean()
 
     carry = params, jax.tree.map(jnp.zeros_like, params), states
-    (params, _, _), losses = jax.lax.scan(step, carry, (rows, on))
-    return params, losses
+    (params, _, states), losses = jax.lax.scan(step, carry, (rows, on))
+    return params, losses, states
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def descend(model: models.Model, arm: Arm, *given: Any) -> tuple[Any, Array]:
+    """Trained parameters and the loss of each step of a `descent`."""
+    return descent(model, arm, *given)[:2]
+
+
+_descend_counting = functools.partial(jax.jit, static_argnums=(0, 1))(descent)
 
 
 @functools.cache
@@ -164,20 +222,23 @@ def leaves(model: models.Model, layers: Sequence[str] | None = None) -> Any:
     return {name: dict.fromkeys(own, chosen[name]) for name, own in shapes.items()}
 
 
-def _trial(arm: Arm, dataset: str, learning_rate: float, seed: int, judged_on: str, when: str, layer: str) -> dict:
+def _trial(
+    arm: Arm, dataset: str, learning_rate: float, seed: int, judged_on: str, when: str = "always", layer: str = "all",
+    how: Callable = descend,
+) -> dict[str, float]:  # fmt: skip
     model, (x, y), rows = MODELS[dataset], examples(dataset)[0], order(dataset, seed)
     begin, end = WHEN.get(when, (0, 1))
     at = np.arange(len(rows)) / len(rows)
     where = leaves(model, None if layer == "all" else [layer])
-    found = descend(
-        model, arm, np.float32(learning_rate), np.uint32(seed), rows, (begin <= at) & (at < end), where, x, y
-    )
-    params, losses = found[0], np.asarray(found[1])
+    on = (begin <= at) & (at < end)
+    params, losses, *counted = how(model, arm, np.float32(learning_rate), np.uint32(seed), rows, on, where, x, y)
+    losses = np.asarray(losses)
     failed = not np.isfinite(losses).all()
     judged = examples(dataset)[1][judged_on]
     accuracy = 100 / 10 if failed else 100 * float(_accuracy(model, params, *judged))
     last = math.nan if failed else float(losses[-len(losses) // EPOCHS :].mean())
-    return {"accuracy": accuracy, "loss": last, "early_loss": float(losses[20])}
+    measures = {"accuracy": accuracy, "loss": last, "early_loss": float(losses[20])}
+    return measures | ({"bytes": float(counted[0][0].mean()) / len(rows)} if counted else {})
 
 
 def bits_trial(
@@ -187,9 +248,14 @@ def bits_trial(
     return _trial(ARMS[arm], dataset, learning_rate, seed, judged_on, when, layer)
 
 
+def varying_trial(arm: str, dataset: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """The same, and the bytes that a worker sent in a step, on average over the training."""
+    return _trial(VARYING[arm], dataset, learning_rate, seed, judged_on, how=_descend_counting)
+
+
 def deep_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """The same for a part of Deep Gradient Compression, on MNIST-1D."""
-    return _trial(DEEP[arm], "mnist1d", learning_rate, seed, judged_on, "always", "all")
+    return _trial(DEEP[arm], "mnist1d", learning_rate, seed, judged_on)
 
 
 TUNED = {"seeds": TEST_SEEDS, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
@@ -212,6 +278,13 @@ def bits_plan(run: RunTrials) -> None:
         _tune(run, RATES, arm=HURT, dataset="mnist1d", **part)
     for arm in ON_DIGITS:
         _tune(run, RATES, arm=arm, dataset="digits")
+
+
+def varying_plan(run: RunTrials) -> None:
+    """Tuned and tested as the others, with the same seeds, on both tasks."""
+    for dataset in MODELS:
+        for arm in VARYING:
+            _tune(run, RATES, arm=arm, dataset=dataset)
 
 
 def deep_plan(run: RunTrials) -> None:
@@ -310,6 +383,11 @@ BITS = Experiment(
     "gradient_compression-bits", "accuracy with all compressors, tuned; and where one of them hurts",
     bits_trial, bits_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test", "dataset": "mnist1d"},
 )  # fmt: skip
+VARIED = Experiment(
+    "gradient_compression-varying", "accuracy and bytes where the numbers decide how many travel, tuned",
+    varying_trial, varying_plan, ALLOWED | {"bytes": 20.0}, chaotic=("accuracy", "loss", "bytes"),
+    drawn={"judged_on": "test", "dataset": "mnist1d"},
+)  # fmt: skip
 DEEP_PARTS = Experiment(
     "gradient_compression-deep", "the parts of Deep Gradient Compression at 1 % and 0.1 % of the entries, tuned",
     deep_trial, deep_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test"},
@@ -347,7 +425,7 @@ TWICE = {
 
 def twice_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """As the first record's, on MNIST-1D, where the sum is coded, too."""
-    return _trial(TWICE[arm], "mnist1d", learning_rate, seed, judged_on, "always", "all")
+    return _trial(TWICE[arm], "mnist1d", learning_rate, seed, judged_on)
 
 
 def twice_plan(run: RunTrials) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from dlscale import imagenet_in_four_minutes as record
 from dlscale.costs import Link
 from dlscale.course.exercises import Exercise, compare
+from dlscale.imagenet_in_four_minutes import DECAY, MOMENTUM, TRUST  # noqa: F401  the answer's code uses them
 
 # The step of the system
 

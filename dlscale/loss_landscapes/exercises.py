@@ -161,6 +161,40 @@ def lanczos_by_you(times, v, steps):
 )
 
 
+def _signal(answer: Any) -> str | None:
+    for skip, new, depth in ((1.0, 0.2, 30), (0.8, 0.6, 7), (0.0, 1.1, 3), (1.0, 1.0, 12), (0.9, 0.7, 1)):
+        found = answer(skip, new, depth)
+        if not isinstance(found, list | tuple | np.ndarray) or len(found) != 2:
+            return "The answer must be two numbers: the variance at the end, and a share of it."
+        variance = (skip**2 + new**2) ** depth
+        expected = {"The variance": variance, "The share of the first input": skip ** (2 * depth) / variance}
+        for number, (what, value) in zip(found, expected.items(), strict=True):
+            if wrong := compare(f"{what} after {depth} blocks of weights {skip:g} and {new:g}", number, value):
+                return wrong
+    return None
+
+
+signal = Exercise(
+    id="loss_landscapes-signal",
+    answer="after_blocks",
+    question="Why these weights? A signal of variance 1 goes through `depth` blocks. Each passes on `skip` times its "
+    "input plus `new` times its contribution. Take each contribution to be independent of the block's input, with mean "
+    "0 and as much variance as that input. Return two numbers: the variance at the end, and which share of it is the "
+    "very first input, come through all the skips. Then ask it about the three nets, and about `skip = new = 1`.",
+    hints=(
+        "Variances of independent parts add up, and a factor of the signal counts squared.",
+        "One block turns a variance v into skip² v + new² v: the contribution has grown along with its input.",
+    ),
+    code="""
+def after_blocks(skip, new, depth):
+    variance = (skip**2 + new**2) ** depth
+    return variance, skip ** (2 * depth) / variance
+""",
+    wrong=_signal,
+    right="small contributions leave room for the first input, equal weights all but drown it.",
+)
+
+
 def _sharp(answer: Any) -> str | None:
     if np.ndim(answer):
         return "c must be one number, not several."

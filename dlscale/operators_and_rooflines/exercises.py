@@ -194,7 +194,10 @@ TRIES = 200  # of `traffic` for each layer
 def _tile(answer: Any) -> str | None:
     for sizes, room in PLANNED:
         with _counting() as tried:
-            tile, order = answer(dict(sizes), room)
+            found = answer(dict(sizes), room)
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            return "Give two things: a tile, and an order of the loops."
+        tile, order = found
         if len(tried) > TRIES:
             return f"For {sizes} `operators.traffic` was asked {len(tried):,} times, and may be {TRIES} times."
         if operators.words(tile) > room:

@@ -1,14 +1,19 @@
-"""Times and workspaces of the convolution algorithms on the machine that made the record."""
+"""Times and workspaces of the convolution algorithms on the machine that made the records."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array, lax
 
 from dlscale import operators_and_rooflines as room
 from dlscale.course.records import Experiment, RunTrials
@@ -92,4 +97,92 @@ CONVOLUTIONS = Experiment(
     "operators_and_rooflines-convolutions", "times and workspaces of five ways to convolve, by shape and batch",
     convolution_trial, convolution_plan, {"log2_us": 3.0, "log2_workspace": 2.0},
     drawn={"side": 14, "batch": 2},
+)  # fmt: skip
+
+# In memory that is kept: what is done with glibc's allocator here, frameworks do with one of their own
+KEEPING = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "20000000000",
+    "MALLOC_TOP_PAD_": "600000000",
+    "MALLOC_ARENA_MAX": "1",
+}
+WAYS = ("direct", "shifts", "im2col", "FFT")
+ALONE = {  # as 4 images with 32 channels, but for one thing: the image's side, the channels
+    "4 images of 32 × 32, 32 channels": (4, 32, 32, 32),
+    "4 images of 64 × 64, 8 channels": (4, 64, 8, 8),
+}
+
+
+def shifts(x: Array, w: Array) -> Array:
+    """The sum as it stands: k² products of a shifted image, added one after another; of one channel in one pass."""
+    k, (batch, height, width, channels) = w.shape[0], x.shape
+    rows, columns = height - k + 1, width - k + 1
+    if channels == w.shape[3] == 1:
+        places = [(i, j) for i in range(k) for j in range(k)]
+        return sum(x[:, i : i + rows, j : j + columns] * w[i, j, 0, 0] for i, j in places)
+
+    def add(place: Array, y: Array) -> Array:
+        seen = lax.dynamic_slice(x, (0, place // k, place % k, 0), (batch, rows, columns, channels))
+        return y + seen @ lax.dynamic_index_in_dim(w.reshape(k * k, channels, -1), place, keepdims=False)
+
+    return lax.fori_loop(0, k * k, add, jax.numpy.zeros((batch, rows, columns, w.shape[3])))
+
+
+def timed(way: str, shapes: list[list[int]]) -> list[float]:
+    """log₂ of the microseconds that a core takes for each shape, NaN where windows or spectra are too large to try."""
+    found = []
+    with room.on_one_core():
+        for shape in (Shape(*sides) for sides in shapes):
+            if needs(way, shape) >= LARGEST:
+                found.append(math.nan)
+                continue
+            x, w = map(jax.numpy.asarray, arrays(shape))
+            run = shifts if way == "shifts" else room.ALGORITHMS[way]
+            found.append(math.log2(1e6 * room.seconds(run, x, w, at_least=0.1, clock=time.process_time)))
+    return found
+
+
+def timed_in_kept_memory(way: str, shapes: list[Shape]) -> list[float]:
+    """`timed` in a process of its own, whose memory is kept between calls: no call gets fresh pages."""
+    code = f"import json, sys; from {__name__} import {timed.__name__} as timed; "
+    code += "print(json.dumps(timed(*json.loads(sys.argv[1]))))"
+    command = [sys.executable, "-c", code, json.dumps([way, shapes])]
+    with ONE_AT_A_TIME:
+        done = subprocess.run(command, env=os.environ | KEEPING, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kernels_trial(way: str, shape: str) -> dict[str, float]:
+    """A way to convolve with kernels of all sizes."""
+    found = timed_in_kept_memory(way, [Shape(*(SHAPES | ALONE)[shape], k) for k in KERNELS])
+    return {f"log2_us at {k}": value for k, value in zip(KERNELS, found, strict=True)}
+
+
+def kernels_plan(run: RunTrials) -> None:
+    """Each way to convolve, the sum as it stands among them, for each shape."""
+    run([{"way": way, "shape": shape} for shape in SHAPES | ALONE for way in WAYS])
+
+
+KERNEL_SIZES = Experiment(
+    "operators_and_rooflines-kernels", "times of four ways to convolve by kernel, in memory that is kept",
+    kernels_trial, kernels_plan, {f"log2_us at {k}": 3.0 for k in KERNELS},
+    drawn={"way": "direct", "shape": "4 images, 8 channels"},
+)  # fmt: skip
+
+
+def pieces_trial(algorithm: str, layer: str) -> dict[str, float]:
+    """A layer of the network in pieces of all sizes."""
+    found = timed_in_kept_memory(algorithm, [Shape(size, *LAYERS[layer]) for size in SIZES])
+    return {f"log2_us of {size}": value for size, value in zip(SIZES, found, strict=True)}
+
+
+def pieces_plan(run: RunTrials) -> None:
+    """Each layer by each algorithm but FFT, which is far slower with kernels of 3 × 3."""
+    run([{"algorithm": name, "layer": layer} for layer in LAYERS for name in room.ALGORITHMS if name != "FFT"])
+
+
+PIECES = Experiment(
+    "operators_and_rooflines-pieces", "times of four layers in pieces of all sizes, in memory that is kept",
+    pieces_trial, pieces_plan, {f"log2_us of {size}": 3.0 for size in SIZES},
+    drawn={"algorithm": "direct", "layer": "7 × 7"},
 )  # fmt: skip

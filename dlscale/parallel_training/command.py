@@ -31,7 +31,7 @@ from dlscale import parallel_training as parallel
 from dlscale.collectives import measuring
 from dlscale.lab import checks, data, devices
 from dlscale.lab.models import Params
-from dlscale.lab.processes import PeerLost, peers, serve
+from dlscale.lab.processes import START, PeerLost, peers, serve
 from dlscale.lab.train import LOSSES
 
 ABOUT = """Train a small network on real digits, its batch split among --data groups, its hidden units among the --model
@@ -121,10 +121,19 @@ def training(count: int | None, what: dict[str, Any], timeout: float = 120) -> I
         what = what | {"checkpoint": str(folder)}
         with contextlib.suppress(FileNotFoundError):  # what cannot be used is told before anything is started
             load(folder / FILE, _start(what), _about(what))
-    with contextlib.closing(peers(__name__, count, {"what": what}, timeout)) as messages:
-        for _, message in messages:
-            if "done" not in message:
-                yield message
+    met = False
+    try:
+        with contextlib.closing(peers(__name__, count, {"what": what}, timeout)) as messages:
+            for _, message in messages:
+                met = met or "joined" in message
+                if "done" not in message:
+                    yield message
+    except PeerLost as error:
+        if met:
+            raise
+        wanted = what["data"] * what["model"]
+        advice = "" if count else ": start each of them, with a DLSCALE_COORDINATOR that it can reach"
+        raise PeerLost(f"{error}, before all {wanted} had found each other{advice}.") from None
 
 
 def _start(what: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -302,7 +311,8 @@ def options() -> argparse.ArgumentParser:
         add(f"--{name}", meaning, default, type=int, metavar="N")
     add("--rate", "of learning", 0.1, type=float, metavar="RATE")
     parser.add_argument("--checkpoint", help="go on from there, and write it there", type=Path, metavar="FOLDER")
-    add("--timeout", "without a word, after which a group is given up", 120, type=float, metavar="SECONDS")
+    silent = f"without a word, after which a group is given up; at least {START} to find each other"
+    add("--timeout", silent, 120, type=float, metavar="SECONDS")
     return parser
 
 

@@ -303,20 +303,17 @@ def versions_used(stages, stage, m):
 )
 
 
-FASTEST, LINK = 5.3e12, (5e-6, 5e9)  # operations a second of a worker; seconds a message and bytes a second
-
-
 @functools.cache
 def gradients(network: str, examples: int = 32) -> tuple[list[int], list[float]]:
     """Bytes of each gradient in the order in which backpropagation makes them, and the seconds at which it has."""
     layers = planning.NETWORKS[network]()[::-1]
-    ready = np.cumsum([2 * layer.flops * examples / FASTEST for layer in layers])
+    ready = np.cumsum([2 * layer.flops * examples / costs.OPERATIONS for layer in layers])
     return [layer.parameters * planning.NUMBER for layer in layers], ready.tolist()
 
 
 def exposed(sizes: list[int], ready: list[float], workers: int, threshold: float) -> float:
     """Seconds that a ring's all-reduces take after backpropagation has ended, in the model of section 8."""
-    latency, bandwidth = LINK
+    latency, bandwidth = costs.WIRE
     seconds = functools.partial(_ring, workers, latency, 1 / bandwidth)
     return planning.messages(sizes, ready, threshold, seconds)[-1][2] - ready[-1]
 

@@ -8,7 +8,7 @@ validation accuracy after each epoch: so that any search runs on real results in
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from dlscale.course.records import Experiment, Record, RunTrials
+from dlscale.course.records import Experiment, Record, RunTrials, read
 from dlscale.lab import data, models
 from dlscale.lab.models import Layer, Model, Params
-from dlscale.search import Population, Space, Table, evolve
+from dlscale.search import Asynchronous, Halving, Job, Point, Population, Search, Space, Table, chosen, evolve, run
 
 STRUCTURE = {"convolutions": (0, 1, 2), "layers": (1, 2), "width": (16, 64)}
 TRAINING = {
@@ -396,4 +396,86 @@ SIZES_RUN = Experiment(
     | dict.fromkeys((f"after{steps}" for steps in NOTED), 0.05),
     chaotic=("loss", "validation", "accuracy", "steps", *(f"after{steps}" for steps in NOTED)),
     drawn={"net": "dense", "width": 16},
+)  # fmt: skip
+
+
+# Many workers, some slow jobs: searches on the table, in simulated time
+
+WORKERS, SLOW_SHARE, HORIZON = 16, 0.2, 4 * EPOCHS
+CHOOSING, JUDGING = range(300, 340), range(7000, 7300)  # pairs that choose both rivals, and those that judge them
+
+
+class Busy(Search):
+    """Synchronous halving that leaves no worker idle: where every open bracket waits, it begins another."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given)
+        self.given, self.options, self.open, self.owner = given, options, [], {}
+
+    def ask(self) -> Job:
+        for bracket in self.open:
+            if (job := bracket.ask()) is not None:
+                break
+        else:
+            bracket = Halving(*self.given, **self.options)
+            bracket.asked = self.asked  # no point twice, whichever bracket it is in
+            self.open.append(bracket)
+            job = bracket.ask()
+        self.owner[job[0]] = bracket
+        return job
+
+    def tell(self, point: Point, epochs: int, score: float) -> None:
+        self.owner[point].tell(point, epochs, score)
+
+
+def _way(kind: type[Search], first: int) -> Callable[..., Search]:
+    return lambda *given, keep: kind(*given, keep=keep, plan=[(first, 1)])
+
+
+WAITING = {
+    "halving": _way(Halving, 16), "halving, brackets of 64": _way(Halving, 64),
+    "halving, always busy": _way(Busy, 16), "halving, always busy, of 64": _way(Busy, 64),
+}  # fmt: skip
+WAYS = WAITING | {"asynchronous halving": Asynchronous}
+
+
+@functools.cache
+def _recorded() -> Table:
+    return table(read("search-table"))
+
+
+def clock_trial(method: str, keep: int, factor: int, seed: int) -> dict[str, float]:
+    """Test accuracy in percent of the setting chosen after the time of four full trainings; some jobs are slow.
+
+    A job in five takes `factor` times as long; `keep`: one of how many goes on.
+    """
+    ours, luck, slow = np.random.default_rng([seed, 8]).spawn(3)
+    search = WAYS[method](Space(AXES), ours, EPOCHS, keep=keep)
+
+    def seconds(point: Point, epochs: int) -> int:
+        return epochs * (factor if slow.random() < SLOW_SHARE else 1)
+
+    log = run(search, _recorded().scorer(luck), WORKERS * HORIZON, WORKERS, seconds)
+    return {"accuracy": round(100 * float(chosen(log, _recorded(), [HORIZON], "end")[0]), 4)}
+
+
+def clock_plan(run: RunTrials) -> None:
+    """Every way with one of 2 and one of 4 kept, on seeds that choose; on others the best that does not wait.
+
+    And the best two that wait.
+    """
+
+    def asked(method: str, keep: int, seeds: range) -> float:
+        some = [{"method": method, "keep": keep, "factor": f, "seed": seed} for f in (4, 1) for seed in seeds]
+        return float(np.mean([found["accuracy"] for found in run(some)[: len(seeds)]]))  # with slow jobs
+
+    for ways, judged in ((WAITING, 2), (WAYS.keys() - WAITING, 1)):
+        means = {arm: asked(*arm, CHOOSING) for arm in itertools.product(ways, (2, 4))}
+        for arm in sorted(means, key=lambda arm: -means[arm])[:judged]:
+            asked(*arm, JUDGING)
+
+
+CLOCKS = Experiment(
+    "search-workers", "halving that waits and halving that does not: what is chosen in the same time, some jobs slow",
+    clock_trial, clock_plan, {"accuracy": 1e-3},
 )  # fmt: skip

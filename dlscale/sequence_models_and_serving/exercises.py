@@ -1,5 +1,6 @@
 """The exercises of 13_sequence_models_and_serving."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -105,6 +106,46 @@ def forward(p, states):
 )
 
 
+@functools.cache
+def _distance(a: str, b: str) -> int:
+    if not a or not b:
+        return len(a) + len(b)
+    changed = _distance(a[:-1], b[:-1]) + (a[-1] != b[-1])
+    return min(changed, 1 + _distance(a[:-1], b), 1 + _distance(a, b[:-1]))
+
+
+def _edits(answer: Any) -> str | None:
+    rng = np.random.default_rng(17)
+    drawn = [tuple("".join(rng.choice(list("aeious"), n)) for n in rng.integers(0, 8, 2)) for _ in range(30)]
+    for heard, said in [("iausie", "iausie"), ("", "esu"), ("esu", ""), ("aae", "ae"), ("easu", "aesu"), *drawn]:
+        if wrong := compare(f"For “{heard}” heard and “{said}” said", answer(heard, said), _distance(heard, said), 0):
+            return wrong
+    return None
+
+
+edits = Exercise(
+    id="sequence_models_and_serving-edits",
+    answer="edits",
+    question="Write `edits(heard, said)`: the fewest symbols that must be put in, taken out or changed to make the one "
+    "string of the other. What does it cost to leave the last symbol of the one, of the other, or of both?",
+    hints=(
+        "table[i][j] is the distance between the first i symbols of the one and the first j of the other.",
+        "The least of three: table[i-1][j] + 1, table[i][j-1] + 1, table[i-1][j-1] + (the last symbols differ).",
+    ),
+    code="""
+def edits(heard, said):
+    table = np.zeros((len(heard) + 1, len(said) + 1), int)
+    table[:, 0], table[0] = range(len(heard) + 1), range(len(said) + 1)
+    for i, a in enumerate(heard, 1):
+        for j, b in enumerate(said, 1):
+            table[i, j] = min(table[i - 1, j] + 1, table[i, j - 1] + 1, table[i - 1, j - 1] + (a != b))
+    return int(table[-1, -1])
+""",
+    wrong=_edits,
+    right="counting differences place by place would call all wrong that comes after one symbol too many.",
+)
+
+
 MACHINES = {  # seconds of a batch, and requests a second
     "small caches": ({1: 2e-3, 4: 3e-3, 8: 9e-3, 16: 20e-3, 32: 50e-3}, 1100.0),
     "middling": ({1: 2e-3, 4: 3e-3, 8: 4e-3, 12: 5e-3, 16: 13e-3, 32: 21e-3}, 2100.0),
@@ -180,4 +221,39 @@ def neurons(registers, gates):
     right="the lecture names this limit: it depends on the architecture, and a GRU of the same size does not fit.",
 )
 
-__all__ = ["Callable", "Exercise", "forward", "forward_table", "late", "neurons", "plan", "together"]
+
+def _strong(answer: Any) -> str | None:
+    rng = np.random.default_rng(23)
+    for workers in ((1, 4, 16), (1, 2, 8, 64)):
+        seconds = {p: 1e-2 * p ** -rng.uniform(0.4, 0.9) for p in workers}
+        sending = {p: 0.0 if p == 1 else rng.uniform(1e-4, 5e-3) for p in workers}
+        found = answer(dict(seconds), dict(sending))
+        if not isinstance(found, dict) or found.keys() != seconds.keys():
+            return "strong must return a dictionary with the numbers of workers that it was given."
+        for p in workers:
+            wanted = seconds[1] / (p * (seconds[p] + sending[p]))
+            if wrong := compare(f"The share with {p} workers", found[p], wanted, 1e-6):
+                return wrong
+    return None
+
+
+strong = Exercise(
+    id="sequence_models_and_serving-strong",
+    answer="strong",
+    question="Write `strong(seconds, sending)`: what share of the speed of $P$ workers remains when a fixed batch is "
+    "divided among them? `seconds` and `sending` are dictionaries by the number of workers: a step of one worker with "
+    "its share of the batch, and the sum over all of them. Return a dictionary, too: 1 if $P$ workers are $P$ times as "
+    "fast as one that has the whole batch and sends nothing.",
+    hints=(
+        "How many times as fast as seconds[1] is a step of P workers, sending included?",
+        "The share is that speed-up over P.",
+    ),
+    code="""
+def strong(seconds, sending):
+    return {P: seconds[1] / (seconds[P] + sending[P]) / P for P in seconds}
+""",
+    wrong=_strong,
+    right="what is lost to small batches is lost before a byte is sent.",
+)
+
+__all__ = ["Callable", "Exercise", "edits", "forward", "forward_table", "late", "neurons", "plan", "strong", "together"]

@@ -96,16 +96,6 @@ def padded(sizes: dict[int, float]) -> Callable[[int], float]:
     return lambda n: sizes[next(size for size in known if size >= n)]
 
 
-def most_users(acceptable: Callable[[float], bool], rates: Sequence[float]) -> float:
-    """The highest of these rates, in order, up to which all are acceptable; 0 if the first is not."""
-    best = 0.0
-    for rate in rates:
-        if not acceptable(rate):
-            break
-        best = rate
-    return best
-
-
 class Busy(Exception):
     """A request was refused; the message says why."""
 
