@@ -13,15 +13,16 @@ import pytest
 from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.compilation_cache import compilation_cache
 
-from dlscale import costs
+from dlscale import costs, gradient_compression
 from dlscale import imagenet_in_four_minutes as room
 from dlscale.course import records
 from dlscale.imagenet_in_four_minutes import exercises, experiment
-from dlscale.lab import intervals
+from dlscale.imagenet_in_four_minutes.command import QUICK
+from dlscale.lab import intervals, program
 from dlscale.parallel_training import planning
 
-QUICK = {"xla_backend_optimization_level": 0}
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(200, 40)).astype(np.float32), RNG.integers(0, 10, 200).astype(np.int32)
 PARAMS = jax.tree.map(np.asarray, room.start(jax.random.key(3)))
@@ -149,7 +150,7 @@ def test_joined_gradients_are_those_of_the_plan():
         assert sorted(itertools.chain(*members)) == list(range(5))
 
 
-@pytest.mark.parametrize("system", [room.System(fuse=1024, below=2048), room.System(fuse=math.inf, below=0)])
+@pytest.mark.parametrize("system", [room.System(fuse=1024, below=512), room.System(fuse=math.inf, below=0)])
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
 def test_the_exchange_adds_up_within_the_bound_of_any_order(system, kind):
     parts = jax.tree.map(lambda a: RNG.normal(size=(4, *a.shape)).astype(kind), PARAMS)
@@ -161,6 +162,21 @@ def test_the_exchange_adds_up_within_the_bound_of_any_order(system, kind):
         assert found.dtype == kind
         exact, bound = terms.astype(float).sum(0), ((1 + u) ** 3 - 1) * np.abs(terms.astype(float)).sum(0)
         assert (np.abs(np.asarray(found, float) - exact) <= bound).all()
+
+
+def test_the_notebook_s_system_sends_both_ways():
+    cells = Cells("16_imagenet_in_four_minutes")
+    cells.update(record=room, experiment=experiment, jax=jax, np=np, WORKERS=4, compilation_cache=compilation_cache)
+    cells.run("imagenet-real-make")
+    ring, hierarchical = room.System(below=0), room.System(below=math.inf)
+    for kind, itemsize in ((np.float16, 2), (np.float32, 4)):
+        assert {way for _, way in cells["ways"](itemsize)} == {"ring", "hierarchical"}
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, kind), cells["SHAPES"])  # noqa: B023
+        sent = [
+            program.schedule(lambda g: room.exchange(g, system, "workers"), 4, like).sent().tolist()  # noqa: B023
+            for system in (s._replace(fuse=1024) for s in (cells["WHOLE_SYSTEM"], ring, hierarchical))
+        ]
+        assert all(a != b for a, b in itertools.combinations(sent, 2))
 
 
 def test_workers_do_what_one_device_does_on_all_their_examples():
@@ -236,6 +252,36 @@ def test_the_record_is_whole_and_tuned_inside_its_grid():
         assert tried == list(experiment.RATES)
 
 
+def test_longer_runs_and_compressed_ones_are_tuned_alike():
+    record = records.read("imagenet_in_four_minutes-further")
+    for arm in (
+        *({"batch_size": experiment.LARGE, "epochs": epochs} for epochs in (20, 80)),
+        {"batch_size": experiment.SHARE, "epochs": 80},
+        *({"keep": keep} for keep in (0.1, 0.01)),
+    ):
+        assert record.options("learning_rate", judged_on="validation", **arm) == list(experiment.RATES)
+        assert record.options("seed", judged_on="test", **arm) == list(experiment.FRESH_SEEDS)
+        (best,) = record.options("learning_rate", judged_on="test", **arm)
+        assert experiment.RATES[0] < best < experiment.RATES[-1]
+
+
+def test_who_sends_few_entries_remembers_the_others():
+    step, (order, x, y) = experiment.step_of_senders(0.1), (np.arange(100, dtype=np.int32), X, Y)
+    params, memory = jax.tree.map(np.asarray, experiment.begin(False, np.uint32(3), GIVEN))
+    unsent = room.compressor(room.System(keep=0.1)).init(params)
+    unsent = jax.tree.map(lambda a: np.zeros((2, *a.shape), a.dtype), unsent)
+    (_, _, left), _ = jax.jit(step, compiler_options=QUICK)((params, memory, unsent), order, GIVEN, x, y)
+    for worker in range(2):
+        own = slice(50 * worker, 50 * worker + 50)
+        _, gradient = gradient_of(False)(PARAMS, 1.0, X[own], Y[own])
+        for layer, name in (("conv1a", "w"), ("output", "w")):
+            whole, rest = gradient[layer][name], left.own[layer][name][worker]
+            kept = rest == 0
+            assert kept.sum() == gradient_compression.count(0.1, whole.size)
+            np.testing.assert_allclose(rest[~kept], whole[~kept], atol=1e-5)
+            assert np.abs(whole[kept]).min() >= np.abs(whole[~kept]).max() - 1e-5
+
+
 def test_rows_are_whole_batches_in_a_new_order_each_epoch():
     rows = experiment.rows(0, 2, 1000)
     assert rows.shape == (6, 1000)
@@ -300,3 +346,15 @@ def test_the_suggestions_work():
     network, slow = room.NETWORKS["ResNet-50"], BARE._replace(outside=BARE.outside._replace(bandwidth=1.25e9))
     minutes = [room.predict(network, slow, 2048, 32, fuse=fuse).minutes for fuse in (0, 4e6)]
     assert min(minutes) > room.predict(network, BARE, 2048, 32, fuse=4e6).minutes
+
+
+def test_a_twentieth_sends_less_only_among_few_workers():
+    cells = Cells("16_imagenet_in_four_minutes")
+    cells.update(record=room, experiment=experiment, records=records, intervals=intervals, jax=jax, np=np, WORKERS=4)
+    cells.update(program=program, gradient_compression=gradient_compression, compilation_cache=compilation_cache)
+    cells.run("imagenet-real-make")
+    exec(cells.sources["imagenet-compression"].partition("\nSENT")[0], cells.data)
+    system = cells["WHOLE_SYSTEM"]
+    for keep, workers, pays in ((0.05, 8, True), (0.2, 8, False), (0.01, 20, True), (0.1, 20, False)):
+        sent = [cells["sent_by_one"](system._replace(keep=share), workers) for share in (keep, 1.0)]
+        assert bool(sent[0] < sent[1]) == pays

@@ -19,6 +19,8 @@ from dlscale.imagenet_in_four_minutes import Switches, System
 from dlscale.lab import devices
 from dlscale.lab.processes import peers, serve
 
+# For a few steps: to compile well would take longer than they do.
+QUICK = {"xla_backend_optimization_level": 0}
 SIZES = (64, 2**20)  # bytes of the messages that are timed by themselves
 
 
@@ -48,11 +50,10 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     x, y = np.array(what["x"], np.float32), np.array(what["y"], np.int32)
     numbers = {"rate": what["rate"], "steps": len(x)}
     given = {name: np.float32(value) for name, value in numbers.items()} | {"switches": switches}
-    quick = {"xla_backend_optimization_level": 0}  # a few steps only: to compile well would take longer than they do
 
     def program(f: Callable, inputs: Any, outputs: Any) -> Callable:
         inside = jax.shard_map(f, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
-        return jax.jit(inside, compiler_options=quick)
+        return jax.jit(inside, compiler_options=QUICK)
 
     def local(params: Any, scale: Any, x: Any, y: Any) -> Any:
         value, gradient = record.local_gradient(params, scale, (x, y), switches.extra_norm, half, system)
@@ -67,7 +68,7 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     exchanged = program(together, (own, own), everywhere)
     updated = program(lambda state, gradient: record.update(state, gradient, given, half), everywhere, everywhere)
     mine = order["process"] * (x.shape[1] // mesh.size) + np.arange(x.shape[1] // mesh.size)
-    begin = jax.jit(lambda seed: record.at_rest(seed, half, system, given), compiler_options=quick)
+    begin = jax.jit(lambda seed: record.at_rest(seed, half, system, given), compiler_options=QUICK)
     state, losses, marks = _here(begin(np.uint32(what["seed"]))), [], []
     for step in range(len(x)):
         batch = multihost_utils.host_local_array_to_global_array((x[step, mine], y[step, mine]), mesh, own)

@@ -52,7 +52,7 @@ def _mixed_step(answer: Any) -> str | None:
         for name, ours, right in zip(("weights", "velocity"), (weights, velocity), wanted, strict=True):
             if np.asarray(ours).dtype not in (np.float32, np.float64):
                 return f"the {name} must be in float32: these are the master copies."
-            if wrong := compare(f"With {what}, the {name}", ours, right):
+            if wrong := compare(f"With {what}, the array of {name}", ours, right):
                 return wrong
     return None
 
@@ -214,5 +214,5 @@ plan = Exercise(
 plan = {"machine": "V100, 2017", "gpus": 256, "share": 20, "fuse": 4e6}
 """,
     wrong=_plan,
-    right="two years of hardware, and the same parts.",
+    right="younger machines, and the same parts.",
 )
