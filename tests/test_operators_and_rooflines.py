@@ -515,19 +515,33 @@ def test_shifts_convolve():
 def test_what_is_too_large_to_try_is_not_timed(monkeypatch):
     monkeypatch.setattr(room, "seconds", lambda f, *args, **options: 32e-6)
     small, large = [1, 4, 2, 3, 3], [16, 128, 64, 64, 15]
-    assert experiment.timed("shifts", [small, small]) == pytest.approx([5, 5])
-    found = experiment.timed("im2col", [small, large])
-    assert found[0] == pytest.approx(5) and math.isnan(found[1])
+    (first, workspace), second = experiment.timed("shifts", [small, small])
+    assert first == pytest.approx(5) == second[0] and 0 <= workspace < 20
+    for way in ("im2col", "FFT", *experiment.SPECTRUM_KEPT):
+        found = experiment.timed(way, [small, large])
+        assert found[0][0] == pytest.approx(5) and all(map(math.isnan, found[1]))
+
+
+def test_a_kept_spectrum_gives_the_same():
+    x, w = arrays(height=11, width=9, channels=3, out=5)
+    for layout in experiment.SPECTRUM_KEPT.values():
+        kept = experiment.spectrum(x, w).transpose(layout)
+        found = jit(functools.partial(experiment.with_spectrum, k=len(w), layout=layout))(x, kept)
+        np.testing.assert_allclose(found, true(x, w), atol=1e-4)
 
 
 def test_each_way_is_timed_with_each_shape_in_kept_memory(monkeypatch):
     asked, planned = [], []
-    monkeypatch.setattr(experiment, "timed_in_kept_memory", lambda *args: asked.append(args) or [1.0] * len(args[1]))
+    timed = lambda *args: asked.append(args) or [[1.0, 2.0]] * len(args[1])  # noqa: E731
+    monkeypatch.setattr(experiment, "timed_in_kept_memory", timed)
     experiment.kernels_plan(planned.extend)
     for setting in planned:
         assert experiment.kernels_trial(**setting).keys() == experiment.KERNEL_SIZES.tolerance.keys()
-    assert len(planned) == len(experiment.WAYS) * (len(experiment.SHAPES) + len(experiment.ALONE))
+    ways = {*experiment.WAYS, *experiment.SPECTRUM_KEPT}
+    assert len(planned) == len(ways) * (len(experiment.SHAPES) + len(experiment.ALONE))
     assert asked[0][1][-1] == (*experiment.SHAPES[planned[0]["shape"]], 15)
     planned.clear(), experiment.pieces_plan(planned.extend)
-    assert {s["algorithm"] for s in planned} == {*room.ALGORITHMS} - {"FFT"} and len(planned) == 16
-    assert experiment.pieces_trial(**planned[0]).keys() == experiment.PIECES.tolerance.keys()
+    assert {s["algorithm"] for s in planned} == {"shifts", *room.ALGORITHMS} - {"FFT"} and len(planned) == 20
+    found = experiment.pieces_trial(**planned[0])
+    assert found.keys() == experiment.PIECES.tolerance.keys()
+    assert (found["log2_us of 16"], found["log2_workspace of 16"]) == (1, 2)
