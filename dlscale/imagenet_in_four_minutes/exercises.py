@@ -212,8 +212,8 @@ plan = Exercise(
     question='Your own record: `plan = {"machine": …, "gpus": …, "share": …, "fuse": …}`, a key of record.MACHINES, '
     "GPUs in nodes of eight, images on each, and the bytes at which joined gradients are sent. The whole network comes "
     "to a third of its data sheet. ResNet-50 in float16 with the hybrid all-reduce must be predicted to train in 4.4 "
-    "minutes or less, two thirds of the paper's 6.6, with at most 256 GPUs, an eighth of theirs, and a batch of at most "
-    "5,120, twenty times 256.",
+    "minutes or less, two thirds of the paper's 6.6, with at most 256 GPUs, an eighth of theirs, and a batch of at "
+    "most 5,120, twenty times 256.",
     hints=(
         "Which machine's images a second, times 256, would do? Then look at what is sent after the last gradient.",
         "On a slow network each message costs more before its first byte: try larger thresholds than 4 MB.",
