@@ -252,15 +252,17 @@ def test_the_record_is_whole_and_tuned_inside_its_grid():
         assert tried == list(experiment.RATES)
 
 
-def test_longer_runs_and_compressed_ones_are_tuned_alike():
+def test_longer_runs_compressed_ones_and_casts_are_tuned_alike():
     record = records.read("imagenet_in_four_minutes-further")
-    for arm in (
-        *({"batch_size": experiment.LARGE, "epochs": epochs} for epochs in (20, 80)),
-        {"batch_size": experiment.SHARE, "epochs": 80},
-        *({"keep": keep} for keep in (0.1, 0.01)),
+    fresh, cast = list(experiment.FRESH_SEEDS), list(experiment.CAST_SEEDS)
+    for arm, seeds in (
+        ({"batch_size": experiment.LARGE, "epochs": 20, "half": 0.0}, fresh + cast),
+        ({"batch_size": experiment.LARGE, "epochs": 20, "half": 1.0}, cast),
+        *(({"batch_size": size, "epochs": 80}, fresh) for size in (experiment.LARGE, experiment.SHARE)),
+        *(({"keep": keep}, fresh) for keep in (0.1, 0.01)),
     ):
         assert record.options("learning_rate", judged_on="validation", **arm) == list(experiment.RATES)
-        assert record.options("seed", judged_on="test", **arm) == list(experiment.FRESH_SEEDS)
+        assert record.options("seed", judged_on="test", **arm) == seeds
         (best,) = record.options("learning_rate", judged_on="test", **arm)
         assert experiment.RATES[0] < best < experiment.RATES[-1]
 
@@ -324,10 +326,11 @@ def test_no_single_threshold_serves_all_networks():
 
 
 def test_plans_that_meet_the_target_and_plans_that_do_not():
-    good = {"machine": "A100, 2020", "gpus": 128, "share": 40, "fuse": 2e6}
+    good = {"machine": "A100, 2020", "gpus": 256, "share": 20, "fuse": 24e6}
     assert exercises.plan.judge(good)[0]
-    for change in ({"fuse": 0}, {"gpus": 1024, "share": 5}, {"machine": "P40, 2016"}, {"share": 64}, {"gpus": 250}):
-        bad = {"machine": "V100, 2017", "gpus": 256, "share": 20, "fuse": 4e6} | change
+    refused = ({"fuse": 0}, {"fuse": 4e6}, {"fuse": math.inf}, {"gpus": 1024, "share": 5}, {"share": 64}, {"gpus": 250})
+    for change in (*refused, {"machine": "P40, 2016"}, {"machine": "V100, 2017"}):
+        bad = good | change
         assert not exercises.plan.judge(bad)[0], change
 
 

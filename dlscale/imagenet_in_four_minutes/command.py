@@ -67,6 +67,8 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     gradient_of = program(local, (everywhere, everywhere, own, own), own)
     exchanged = program(together, (own, own), everywhere)
     updated = program(lambda state, gradient: record.update(state, gradient, given, half), everywhere, everywhere)
+    barrier = program(lambda x: jax.lax.psum(x[0], "workers"), own, everywhere)
+    here = multihost_utils.host_local_array_to_global_array(np.ones((1, 1), np.float32), mesh, own)
     mine = order["process"] * (x.shape[1] // mesh.size) + np.arange(x.shape[1] // mesh.size)
     begin = jax.jit(lambda seed: record.at_rest(seed, half, system, given), compiler_options=QUICK)
     state, losses, marks = _here(begin(np.uint32(what["seed"]))), [], []
@@ -74,6 +76,8 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
         batch = multihost_utils.host_local_array_to_global_array((x[step, mine], y[step, mine]), mesh, own)
         clock = [time.perf_counter()]
         found = jax.block_until_ready(gradient_of(state[0], precision.scale_of(state[1]), *batch))
+        clock.append(time.perf_counter())
+        jax.block_until_ready(barrier(here))  # who waits for the others does not send yet
         clock.append(time.perf_counter())
         mean, gradient = _here(exchanged(*found))
         clock.append(time.perf_counter())
