@@ -569,7 +569,7 @@ def test_records_are_in_order_of_time():
         "accuracy_percent": 68.3,
         "accuracy_processors": None,
         "accuracy_time_hours": None,
-        "accuracy_of": "top-1; which run is not said",
+        "accuracy_of": "top-1; which run: not in our source",
         "accuracy_source": "Papers with Code, page of arXiv:1511.00175",
     }
 

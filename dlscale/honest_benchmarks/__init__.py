@@ -25,12 +25,11 @@ Statistic = Callable[..., np.ndarray]  # of an array along the keyword `axis`
 
 
 def median(samples: ArrayLike, axis: int = -1) -> np.ndarray:
-    """The middle sample; of an even number the upper one of the two in the middle, so that infinite ones may stand.
+    """The middle sample; of an even number the mean of the two in the middle, infinite if one of these is.
 
     Among as many infinite samples as finite ones the median is infinite: half of the runs never got there.
     """
-    samples = np.asarray(samples, dtype=float)
-    return np.take(np.sort(samples, axis=axis), samples.shape[axis] // 2, axis=axis)
+    return np.median(np.asarray(samples, dtype=float), axis=axis)
 
 
 def bootstrap(
@@ -215,9 +214,9 @@ class Survival(NamedTuple):
 
     @property
     def median(self) -> float:
-        """When more than half of the runs are there, as `median` counts; infinite where that was not seen."""
-        there = self.waiting < 0.5 - 1e-12
-        return float(self.times[there.argmax()]) if there.any() else np.inf
+        """When half of the runs are there, in the middle between two as `median`; infinite where that was not seen."""
+        half, more = (np.append(self.times, np.inf)[np.sum(self.waiting > 0.5 + e)] for e in (1e-12, -1e-12))
+        return float((half + more) / 2)
 
 
 def survival(times: ArrayLike, reached: ArrayLike) -> Survival:

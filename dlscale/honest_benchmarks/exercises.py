@@ -21,9 +21,7 @@ def _paired(answer: Any) -> str | None:
         theirs[:2] *= 20  # and two hit one of them
         theirs[2 + machine[2:].argmin()] /= 3  # in the quietest round its clock stutters
         found = answer(theirs.copy(), ours.copy())
-        if wrong := compare(
-            f"In {rounds} rounds, how many times faster ours is", found, np.median(theirs / ours), 0.03
-        ):
+        if wrong := compare(f"The median of the gains in {rounds} rounds", found, np.median(theirs / ours), 0.03):
             return wrong
     return None
 
