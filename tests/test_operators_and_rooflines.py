@@ -270,6 +270,18 @@ def test_the_best_tiling_is_the_best_of_all():
     least = min(sum(room.traffic(sizes, t, o).values()) for t in tiles if room.words(t) <= 24 for o in orders)
     moved = room.accesses(sizes, found)
     assert moved["DRAM"] == least and moved["arithmetic"] == 8 * 6 * 4 and moved["registers"] == 4 * 8 * 6 * 4
+    inner = [t for t in tiles if room.words(t) <= 8]
+    ties = [
+        room.Tiling(outer, small, (order, turned))
+        for outer in tiles
+        for order in orders
+        if room.words(outer) <= 24 and sum(room.traffic(sizes, outer, order).values()) == least
+        for small in inner
+        for turned in orders
+        if all(outer[i] % small[i] == 0 for i in "mnk")
+    ]
+    energy = lambda tiling: sum(prices[level] * n for level, n in room.accesses(sizes, tiling).items())  # noqa: E731
+    assert energy(found) == pytest.approx(min(map(energy, ties)))
     everything = room.Tiling(sizes, sizes)
     assert room.accesses(sizes, everything)["DRAM"] == 8 * 4 + 4 * 6 + 8 * 6
 
@@ -434,8 +446,8 @@ def test_three_results_of_three_weights_take_five_products():
 
 def test_a_limit_of_its_own_is_at_least_as_good_as_a_share():
     found = cells("micro-pieces", "micro-plans")
-    alone = room.split(found["PIECES"]["56 × 56"], 16, 8 * 2**20)
-    assert room.total(alone) <= room.total(found["PLANS"]["any size", 8]["56 × 56"]) * (1 + 1e-6)
+    alone = sum(room.total(room.split(own, 16, 8 * 2**20)) for own in found["PIECES"].values())
+    assert alone < found["SECONDS"]["any size", 8]
 
 
 def test_a_measured_plan_gives_what_the_whole_batch_gives():
@@ -503,19 +515,33 @@ def test_shifts_convolve():
 def test_what_is_too_large_to_try_is_not_timed(monkeypatch):
     monkeypatch.setattr(room, "seconds", lambda f, *args, **options: 32e-6)
     small, large = [1, 4, 2, 3, 3], [16, 128, 64, 64, 15]
-    assert experiment.timed("shifts", [small, small]) == pytest.approx([5, 5])
-    found = experiment.timed("im2col", [small, large])
-    assert found[0] == pytest.approx(5) and math.isnan(found[1])
+    (first, workspace), second = experiment.timed("shifts", [small, small])
+    assert first == pytest.approx(5) == second[0] and 0 <= workspace < 20
+    for way in ("im2col", "FFT", *experiment.SPECTRUM_KEPT):
+        found = experiment.timed(way, [small, large])
+        assert found[0][0] == pytest.approx(5) and all(map(math.isnan, found[1]))
+
+
+def test_a_kept_spectrum_gives_the_same():
+    x, w = arrays(height=11, width=9, channels=3, out=5)
+    for layout in experiment.SPECTRUM_KEPT.values():
+        kept = experiment.spectrum(x, w).transpose(layout)
+        found = jit(functools.partial(experiment.with_spectrum, k=len(w), layout=layout))(x, kept)
+        np.testing.assert_allclose(found, true(x, w), atol=1e-4)
 
 
 def test_each_way_is_timed_with_each_shape_in_kept_memory(monkeypatch):
     asked, planned = [], []
-    monkeypatch.setattr(experiment, "timed_in_kept_memory", lambda *args: asked.append(args) or [1.0] * len(args[1]))
+    timed = lambda *args: asked.append(args) or [[1.0, 2.0]] * len(args[1])  # noqa: E731
+    monkeypatch.setattr(experiment, "timed_in_kept_memory", timed)
     experiment.kernels_plan(planned.extend)
     for setting in planned:
         assert experiment.kernels_trial(**setting).keys() == experiment.KERNEL_SIZES.tolerance.keys()
-    assert len(planned) == len(experiment.WAYS) * (len(experiment.SHAPES) + len(experiment.ALONE))
+    ways = {*experiment.WAYS, *experiment.SPECTRUM_KEPT}
+    assert len(planned) == len(ways) * (len(experiment.SHAPES) + len(experiment.ALONE))
     assert asked[0][1][-1] == (*experiment.SHAPES[planned[0]["shape"]], 15)
     planned.clear(), experiment.pieces_plan(planned.extend)
-    assert {s["algorithm"] for s in planned} == {*room.ALGORITHMS} - {"FFT"} and len(planned) == 16
-    assert experiment.pieces_trial(**planned[0]).keys() == experiment.PIECES.tolerance.keys()
+    assert {s["algorithm"] for s in planned} == {"shifts", *room.ALGORITHMS} - {"FFT"} and len(planned) == 20
+    found = experiment.pieces_trial(**planned[0])
+    assert found.keys() == experiment.PIECES.tolerance.keys()
+    assert (found["log2_us of 16"], found["log2_workspace of 16"]) == (1, 2)

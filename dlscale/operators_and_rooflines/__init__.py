@@ -408,16 +408,22 @@ def best_tiling(sizes: Sizes, sram: int, registers: int, prices: Mapping[str, fl
         raise ValueError(f"Memories must hold a word of each operand, three, not {min(sram, registers)}.")
     orders = ["".join(order) for order in itertools.permutations("mnk")]
 
-    def cheapest(sizes: Sizes, room: int, count: int) -> list[tuple[int, dict[str, int], str]]:
+    def cheapest(sizes: Sizes, room: int) -> list[tuple[dict[str, int], str]]:
+        """All tiles that move fewest words, each with one order of the loops that does."""
         tiles = [
             dict(zip("mnk", sides, strict=True)) for sides in itertools.product(*(_divisors(sizes[i]) for i in "mnk"))
         ]
-        found = [(sum(traffic(sizes, t, o).values()), t, o) for t in tiles if words(t) <= room for o in orders]
-        return sorted(found, key=itemgetter(0))[:count]
+        ways = [
+            min(((sum(traffic(sizes, tile, order).values()), tile, order) for order in orders), key=itemgetter(0))
+            for tile in tiles
+            if words(tile) <= room
+        ]
+        least = min(moved for moved, _, _ in ways)
+        return [(tile, order) for moved, tile, order in ways if moved == least]
 
     tilings = []
-    for _, tile, order in cheapest(sizes, sram, 12):
-        (_, inner, inner_order), *_ = cheapest(tile, registers, 1)
+    for tile, order in cheapest(sizes, sram):
+        (inner, inner_order), *_ = cheapest(tile, registers)
         tilings.append(Tiling(tile, inner, (order, inner_order)))
     return min(tilings, key=lambda t: sum(prices[level] * n for level, n in accesses(sizes, t).items()))
 

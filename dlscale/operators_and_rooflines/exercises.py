@@ -46,7 +46,7 @@ def batch_needed(inputs, outputs, peak, bandwidth):
     return b
 """,
     wrong=_batch_needed,
-    right="about twice the ridge: below it, more examples cost hardly any time at all.",
+    right="about twice the ridge: below it, at the roof, more examples would cost hardly any time at all.",
 )
 
 

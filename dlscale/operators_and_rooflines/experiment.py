@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -107,6 +108,8 @@ KEEPING = {
     "MALLOC_ARENA_MAX": "1",
 }
 WAYS = ("direct", "shifts", "im2col", "FFT")
+# The spectrum of kernels that do not change from call to call, in two layouts: in which one products are fast depends
+SPECTRUM_KEPT = {"FFT, spectrum kept": (0, 1, 2, 3), "FFT, spectrum kept, channels first": (2, 3, 0, 1)}
 ALONE = {  # as 4 images with 32 channels, but for one thing: the image's side, the channels
     "4 images of 32 × 32, 32 channels": (4, 32, 32, 32),
     "4 images of 64 × 64, 8 channels": (4, 64, 8, 8),
@@ -128,21 +131,42 @@ def shifts(x: Array, w: Array) -> Array:
     return lax.fori_loop(0, k * k, add, jax.numpy.zeros((batch, rows, columns, w.shape[3])))
 
 
-def timed(way: str, shapes: list[list[int]]) -> list[float]:
-    """log₂ of the microseconds that a core takes for each shape, NaN where windows or spectra are too large to try."""
-    found = []
+def spectrum(x: Array, w: Array) -> Array:
+    """The kernels' spectrum as FFT's way computes it for these images."""
+    return jax.numpy.fft.rfft2(w, [room._quick(side) for side in x.shape[1:3]], (0, 1)).conj()
+
+
+def with_spectrum(x: Array, kernel: Array, k: int, layout: tuple[int, ...] = (0, 1, 2, 3)) -> Array:
+    """FFT's way with a kernel's spectrum that was computed beforehand, its axes in the order of `layout`."""
+    kernel = kernel.transpose(layout)  # both layouts are their own inverse
+    size = [room._quick(side) for side in x.shape[1:3]]
+    y = jax.numpy.fft.irfft2(room._products(jax.numpy.fft.rfft2(x, size, (1, 2)), kernel), size, (1, 2))
+    return y[:, : x.shape[1] - k + 1, : x.shape[2] - k + 1]
+
+
+def timed(way: str, shapes: list[list[int]]) -> list[list[float]]:
+    """For each shape log₂ of the microseconds that a core takes, and of the workspace that the compiler reports.
+
+    The workspace is in bytes, plus one. Both are NaN where windows or spectra are too large to try.
+    """
+    found, ways = [], room.ALGORITHMS | {"shifts": shifts}
     with room.on_one_core():
         for shape in (Shape(*sides) for sides in shapes):
-            if needs(way, shape) >= LARGEST:
-                found.append(math.nan)
+            if needs("FFT" if way in SPECTRUM_KEPT else way, shape) >= LARGEST:
+                found.append([math.nan, math.nan])
                 continue
             x, w = map(jax.numpy.asarray, arrays(shape))
-            run = shifts if way == "shifts" else room.ALGORITHMS[way]
-            found.append(math.log2(1e6 * room.seconds(run, x, w, at_least=0.1, clock=time.process_time)))
+            if way in SPECTRUM_KEPT:
+                ways[way] = functools.partial(with_spectrum, k=shape.k, layout=SPECTRUM_KEPT[way])
+                w = spectrum(x, w).transpose(SPECTRUM_KEPT[way])
+            run = ways[way]
+            needed = jax.jit(run).lower(x, w).compile().memory_analysis().temp_size_in_bytes
+            took = room.seconds(run, x, w, at_least=0.1, clock=time.process_time)
+            found.append([math.log2(1e6 * took), math.log2(1 + needed)])
     return found
 
 
-def timed_in_kept_memory(way: str, shapes: list[Shape]) -> list[float]:
+def timed_in_kept_memory(way: str, shapes: list[Shape]) -> list[list[float]]:
     """`timed` in a process of its own, whose memory is kept between calls: no call gets fresh pages."""
     code = f"import json, sys; from {__name__} import {timed.__name__} as timed; "
     code += "print(json.dumps(timed(*json.loads(sys.argv[1]))))"
@@ -155,16 +179,16 @@ def timed_in_kept_memory(way: str, shapes: list[Shape]) -> list[float]:
 def kernels_trial(way: str, shape: str) -> dict[str, float]:
     """A way to convolve with kernels of all sizes."""
     found = timed_in_kept_memory(way, [Shape(*(SHAPES | ALONE)[shape], k) for k in KERNELS])
-    return {f"log2_us at {k}": value for k, value in zip(KERNELS, found, strict=True)}
+    return {f"log2_us at {k}": us for k, (us, _) in zip(KERNELS, found, strict=True)}
 
 
 def kernels_plan(run: RunTrials) -> None:
     """Each way to convolve, the sum as it stands among them, for each shape."""
-    run([{"way": way, "shape": shape} for shape in SHAPES | ALONE for way in WAYS])
+    run([{"way": way, "shape": shape} for shape in SHAPES | ALONE for way in (*WAYS, *SPECTRUM_KEPT)])
 
 
 KERNEL_SIZES = Experiment(
-    "operators_and_rooflines-kernels", "times of four ways to convolve by kernel, in memory that is kept",
+    "operators_and_rooflines-kernels", "times of five ways to convolve by kernel, in memory that is kept",
     kernels_trial, kernels_plan, {f"log2_us at {k}": 3.0 for k in KERNELS},
     drawn={"way": "direct", "shape": "4 images, 8 channels"},
 )  # fmt: skip
@@ -173,16 +197,19 @@ KERNEL_SIZES = Experiment(
 def pieces_trial(algorithm: str, layer: str) -> dict[str, float]:
     """A layer of the network in pieces of all sizes."""
     found = timed_in_kept_memory(algorithm, [Shape(size, *LAYERS[layer]) for size in SIZES])
-    return {f"log2_us of {size}": value for size, value in zip(SIZES, found, strict=True)}
+    names = ("log2_us", "log2_workspace")
+    return {f"{name} of {size}": own[i] for i, name in enumerate(names) for size, own in zip(SIZES, found, strict=True)}
 
 
 def pieces_plan(run: RunTrials) -> None:
-    """Each layer by each algorithm but FFT, which is far slower with kernels of 3 × 3."""
-    run([{"algorithm": name, "layer": layer} for layer in LAYERS for name in room.ALGORITHMS if name != "FFT"])
+    """Each layer by shifts and by each algorithm but FFT, which is far slower with kernels of 3 × 3."""
+    ways = [name for name in ("shifts", *room.ALGORITHMS) if name != "FFT"]
+    run([{"algorithm": name, "layer": layer} for layer in LAYERS for name in ways])
 
 
 PIECES = Experiment(
-    "operators_and_rooflines-pieces", "times of four layers in pieces of all sizes, in memory that is kept",
-    pieces_trial, pieces_plan, {f"log2_us of {size}": 3.0 for size in SIZES},
+    "operators_and_rooflines-pieces", "times and workspaces of four layers in pieces of all sizes, in kept memory",
+    pieces_trial, pieces_plan,
+    {f"log2_us of {size}": 3.0 for size in SIZES} | {f"log2_workspace of {size}": 2.0 for size in SIZES},
     drawn={"algorithm": "direct", "layer": "7 × 7"},
 )  # fmt: skip
