@@ -278,6 +278,7 @@ SCALE = Experiment(
 REACH, WINDOW_UNITS = 5, 128
 WIDEST, BEST_RATE = 15, 0.03  # frames; of the recurrent net with 64 units and 2,000 lessons, from the record above
 FRESH_VOICES, FRESH_SEEDS = range(4000, 4060), range(30, 36)
+OWN_VOICES, OWN_SEEDS = 10_000, range(50, 62)  # each of these seeds is judged by sixty voices of its own
 
 
 def window_init(seed: int, reach: int = REACH) -> Any:
@@ -299,17 +300,18 @@ def window_hear(params: Any, sounds: Array, frames: Array) -> Array:
 window_step = stepping(window_hear)
 
 
-@functools.cache
-def fresh(count: int = 600) -> Utterances:
-    """As `exam`, by sixty voices that stand in neither of the two: ten strings each."""
-    new, noise = strings(count, FRESH_VOICES[0], training_strings(2000)), np.random.default_rng(FRESH_VOICES[0])
-    voices = [speaker(FRESH_VOICES[i % len(FRESH_VOICES)]) for i in range(count)]
-    return heard(utterances(new, voices, noise.uniform(QUIET, LOUD, count), FRESH_VOICES[0]))
+@functools.lru_cache(2)
+def fresh(first: int = FRESH_VOICES[0], count: int = 600) -> Utterances:
+    """As `exam`, by sixty voices from the `first` on that stand in neither of the two: ten strings each."""
+    new, noise = strings(count, first, training_strings(2000)), np.random.default_rng(first)
+    voices = [speaker(first + i % len(FRESH_VOICES)) for i in range(count)]
+    return heard(utterances(new, voices, noise.uniform(QUIET, LOUD, count), first))
 
 
 def window_trial(reach: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """As `trial`, after 2,000 lessons; `reach` 0 is the recurrent net with 64 units."""
-    made = fresh() if judged_on == "fresh" else exam(judged_on)
+    sixty = {"fresh": FRESH_VOICES[0], "own": OWN_VOICES + 60 * seed}  # `own`: other voices for every seed
+    made = fresh(sixty[judged_on]) if judged_on in sixty else exam(judged_on)
     if reach:
         begin = ready(window_init(seed, reach))
         driven = train.run(window_step, begin, (order(2000, seed), rates(rate)), lessons(), progress=False)
@@ -320,7 +322,10 @@ def window_trial(reach: int, rate: float, seed: int, judged_on: str) -> dict[str
 
 
 def window_plan(run: RunTrials) -> None:
-    """As `plan`, for windows of one frame, of five and of fifteen; then all but the first by sixty fresh voices."""
+    """As `plan`, for windows of one frame, of five and of fifteen; then all but the first by fresh voices.
+
+    First by the same sixty, then the widest and the recurrent net by sixty of its own for each of twelve seeds.
+    """
     chosen = {0: BEST_RATE}
     for reach in (REACH, 1, WIDEST):
         tuning = [
@@ -331,6 +336,8 @@ def window_plan(run: RunTrials) -> None:
         run([{"reach": reach, "rate": chosen[reach], "seed": s, "judged_on": "test"} for s in TEST_SEEDS])
     run([{"reach": reach, "rate": chosen[reach], "seed": s, "judged_on": "fresh"}
          for reach in (0, REACH, WIDEST) for s in FRESH_SEEDS])  # fmt: skip
+    run([{"reach": reach, "rate": chosen[reach], "seed": s, "judged_on": "own"}
+         for s in OWN_SEEDS for reach in (0, WIDEST)])  # fmt: skip
 
 
 CONTROL = Experiment(
