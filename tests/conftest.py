@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -40,15 +42,30 @@ def each_notebook(test):
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
 
 
+def _lacks(browser: str) -> None:
+    """Skip what needs it, or fail where all must be shown."""
+    reason = f"{browser} is not installed: no page was opened."
+    if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def chromium():
     """This worker's browser."""
     import lab  # needs Playwright, which the smoke test of the oldest versions does without
 
     if not lab.find_chromium():
-        reason = "Chromium is not installed: no page was opened."
-        if os.environ.get("DLSCALE_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _lacks("Chromium")
     with lab.chromium() as browser:
         yield browser
+
+
+@pytest.fixture(scope="module")
+def firefox(tmp_path_factory):
+    import lab
+
+    if not any(map(shutil.which, lab.FIREFOXES)):
+        _lacks("Firefox")
+    with contextlib.closing(lab.Firefox(tmp_path_factory.mktemp("firefox"))) as page:
+        yield page

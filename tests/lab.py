@@ -1,24 +1,34 @@
-"""JupyterLab on this machine with a notebook open in Chromium, for the browser tests and the slider benchmark."""
+"""JupyterLab on this machine with a notebook open in Chromium, for the browser tests and the slider benchmark.
+
+Also a page in Firefox, for the book.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import websocket
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+FIREFOXES = ("firefox", "firefox-esr")
+NO_NETWORK = {"network.proxy.type": 1, "network.proxy.http": "127.0.0.1", "network.proxy.http_port": 9,
+              "network.proxy.ssl": "127.0.0.1", "network.proxy.ssl_port": 9}  # fmt: skip
+KEYS = {"End": "\ue010", "Home": "\ue011", "ArrowRight": "\ue014", "ArrowDown": "\ue015", "Enter": "\ue007"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 CHROMIUM_OPTIONS = [
     "--headless=new",
@@ -243,6 +253,61 @@ def chromium() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+class Firefox:
+    """A page in Firefox, without a network, by WebDriver BiDi (w3.org/TR/webdriver-bidi): Playwright needs its own."""
+
+    def __init__(self, profile: Path) -> None:
+        prefs = "".join(f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in NO_NETWORK.items())
+        (profile / "user.js").write_text(prefs, encoding="utf-8")
+        program = next(filter(None, map(shutil.which, FIREFOXES)))
+        command = [program, "--headless", "--no-remote", "--remote-debugging-port=0", f"--profile={profile}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        said = (re.search(r"BiDi listening on (ws://\S+)", line) for line in self.process.stderr)
+        self.socket = websocket.create_connection(
+            f"{next(filter(None, said))[1]}/session", 60 * MINUTES, suppress_origin=True
+        )
+        self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # or it would wait for one
+        self.reader.start()
+        self.asked = 0
+        self.ask("session.new", capabilities={})
+        self.place = {"context": self.ask("browsingContext.getTree")["contexts"][0]["context"]}
+
+    def ask(self, method: str, **params: object) -> dict:
+        self.asked += 1
+        self.socket.send(json.dumps({"id": self.asked, "method": method, "params": params}))
+        while (answer := json.loads(self.socket.recv())).get("id") != self.asked:
+            pass  # events
+        assert answer["type"] == "success", answer
+        return answer["result"]
+
+    def open(self, address: str, width: int) -> None:
+        self.ask("browsingContext.setViewport", **self.place, viewport={"width": width, "height": 768})
+        self.ask("browsingContext.navigate", **self.place, url=address, wait="complete")
+
+    def evaluate(self, expression: str) -> object:
+        """The value of an expression, or of what it promises, by way of JSON."""
+        asked = {"expression": f"(async () => JSON.stringify(await ({expression})))()", "target": self.place}
+        answer = self.ask("script.evaluate", **asked, awaitPromise=True)
+        assert answer["type"] == "success", answer
+        return json.loads(answer["result"].get("value", "null"))
+
+    def press(self, *keys: str) -> None:
+        presses = [{"type": kind, "value": KEYS[key]} for key in keys for kind in ("keyDown", "keyUp")]
+        self.ask("input.performActions", **self.place, actions=[{"type": "key", "id": "keyboard", "actions": presses}])
+
+    def close(self) -> None:
+        with contextlib.suppress(websocket.WebSocketException, OSError):
+            self.ask("browser.close")
+        self.socket.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.reader.join()
+        self.process.stderr.close()
 
 
 @contextlib.contextmanager

@@ -184,6 +184,35 @@ def test_every_setting_is_alive_by_keyboard_from_a_file(page):
     assert "Every setting is here" in page.locator(".dlscale-explorer").first.inner_text()
 
 
+EXPLORER = "document.querySelectorAll('.dlscale-explorer')[0]"
+
+
+@pytest.mark.notebook
+@pytest.mark.parametrize("width", [390, 1366])
+def test_every_setting_is_alive_by_keyboard_in_firefox_too(site, firefox, width):
+    firefox.open((site / "01_sgd.html").as_uri(), width)
+    wait = f"""new Promise(resolve => {{
+        const look = () => {EXPLORER}?.getAttribute('data-waits') === 'false' ? resolve(true) : setTimeout(look, 10);
+        look();
+    }})"""
+    firefox.evaluate(wait)
+    assert firefox.evaluate("innerWidth") == width
+    assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    seen = {}
+    for control, key in (("", ""), ("[type=range]", "End"), ("select", "ArrowDown")):
+        if control:
+            firefox.evaluate(f"{EXPLORER}.querySelector('{control}').focus()")
+            firefox.press(key)
+            firefox.evaluate(wait)
+        caption = firefox.evaluate(f"{EXPLORER}.querySelector('.dlscale-caption').innerText")
+        image = f"await (await fetch({EXPLORER}.querySelector('img').src)).arrayBuffer()"
+        picture = bytes(firefox.evaluate(f"(async () => [...new Uint8Array({image})])()"))
+        assert Image.open(io.BytesIO(picture)).size == (720, 340)
+        seen[caption] = picture
+    assert [*seen] == [str_told(slope=slope, sign=sign) for slope, sign in ((3, "up"), (19, "up"), (19, "down"))]
+    assert len(set(seen.values())) == 3
+
+
 @pytest.mark.notebook
 def test_where_settings_are_many_the_other_controls_go_back_to_their_start(page):
     slider, menu = page.get_by_role("slider", name="steep"), page.get_by_label("way")
