@@ -13,6 +13,7 @@ import pytest
 from cells import Cells
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import least_squares
 
 from dlscale import search as room
 from dlscale.course import records
@@ -372,6 +373,7 @@ def test_the_table_is_the_record():
 def cells(*identities):
     found = Cells("15_search")
     found.update(np=np, math=math, search=room, experiment=experiment, records=records, deque=deque)
+    found.update(least_squares=least_squares)
     found.run("search-table", *identities)
     return found
 
@@ -452,12 +454,28 @@ def next_point(points, scores, sizes, seed):
     assert judged(exercises.next_point, evolution)[0] and judged(exercises.next_point, climbing)[0]
 
 
-def test_no_stream_of_random_search_comes_as_far_as_is_asked():
-    found = [
-        [exercises.searched(lambda p, s, z, seed, k=k: rng(seed + k).integers(z), seed) for seed in exercises.FRESH]
-        for k in range(4)
-    ]
-    assert np.mean(found, 1).max() < exercises.NEEDED - 0.02
+def test_no_stream_of_random_search_comes_as_far_as_is_asked_and_evolution_does():
+    def port(points, scores, sizes, seed):  # of the notebook's own, with its population of 20 and samples of 5
+        draw = rng(seed)
+        if len(points) < 20:
+            return draw.integers(sizes)
+        contest = len(points) - 20 + draw.integers(20, size=5)
+        new = points[contest[scores[contest].argmax()]].copy()
+        while (points == new).all(1).any():
+            axis = draw.integers(len(sizes))
+            new[axis] = (new[axis] + draw.integers(1, sizes[axis])) % sizes[axis]
+        return new
+
+    def shares(own):
+        streams = [lambda p, s, z, seed, k=k: own(p, s, z, seed + k) for k in range(6)]
+        return np.mean([[exercises.searched(stream, seed) for seed in exercises.FRESH] for stream in streams], 1)
+
+    assert shares(lambda p, s, z, seed: rng(seed).integers(z)).max() < exercises.NEEDED - 0.02
+    assert shares(port).min() > exercises.NEEDED
+    right, line = exercises.next_point.judge(lambda p, s, z, seed: rng(seed).integers(z))
+    assert not right and "comes 74.1%" in line and "80% is asked for" in line, (
+        "a decimal, so that no one is refused at 80 %"
+    )
 
 
 def test_halving_must_not_look_ahead_nor_pay_twice():
@@ -485,6 +503,61 @@ def promote(scores, gone, keep):
     assert not judged(exercises.promote, best_left)[0], "a run that is gone still takes up a place"
     first_left = "np.argsort(-scores)[: len(scores) // keep]"
     assert not judged(exercises.promote, exercises.promote.code.replace(first_left, "np.argsort(-scores)"))[0]
+
+
+def test_a_budget_has_a_best_network():
+    code = exercises.best_use.code
+    for naive, why in (
+        (code.replace("min(networks, key", "max(networks, key"), "the width"),
+        (code.replace("steps[width]))", "1000))"), "the width"),  # the largest, with steps for nothing
+        (code.replace("6 * 64 *", "6 *"), "the width"),
+        (code.replace("budget // ", "budget / "), "the number of steps"),
+        (code.replace("return width, steps[width]", "return width, steps[width] + 1"), "the number of steps"),
+        ("def best_use(law, budget, networks):\n    return max(networks)\n", "two numbers"),
+    ):
+        right, line = judged(exercises.best_use, naive)
+        assert not right and why in line, line
+    other = """
+def best_use(law, budget, networks):
+    found = []
+    for width, count in networks.items():
+        most = int(budget / (384 * count))
+        found += [(law(count, steps), width, steps) for steps in (1 + most // 3, most)]
+    return np.array(min(found)[1:])
+"""
+    assert judged(exercises.best_use, other)[0]
+
+
+def test_the_law_of_both_sizes_takes_wider_networks_for_more_arithmetic():
+    found = cells("search-sizes", "search-frontier", "search-both")
+    chosen = [exercises.optimum(found["both"], budget, found["NETWORKS"]) for budget in 10.0 ** np.arange(8, 11)]
+    widths, steps = zip(*chosen, strict=True)
+    assert widths[0] < widths[1] < widths[2] and steps[0] < steps[1] < steps[2]
+
+
+def test_the_figure_of_populations_draws_the_rates_that_training_used():
+    found = cells("search-population-rates")
+    drawn = np.array([[0.5, 0.25]] * 8)
+    shown = found["rates_used"]("random search, cosine", room.Population(None, None, {"rate": drawn}, None))
+    assert np.array_equal(
+        found["rates_used"]("random search", room.Population(None, None, {"rate": drawn}, None)),
+        shown[:1].repeat(128, 0),
+    )
+    model, total = experiment.network(0, 1, 16), 960
+    params, still, _ = experiment.start(model, np.uint32(0))
+    parts = {name: (x[:50], y[:50]) for name, (x, y) in experiment.examples().items()}
+    one = {"rate": 0.5, "momentum": 0.0, "decay": 0.0}
+
+    @jax.jit
+    def moved(number, cosine):  # by one step of training
+        rows = np.arange(50).reshape(1, 1, 50)
+        state = experiment.train(model, (params, still, number), one | {"cosine": cosine}, rows, total, parts)[0]
+        return state[0]["dense1"]["w"] - params["dense1"]["w"]
+
+    for place in (0, 1, 40, 100, 127):
+        step = int(found["FINE"][place] * 60)
+        at = np.linalg.norm(moved(step, 1.0)) / np.linalg.norm(moved(step, 0.0))
+        assert shown[place, 0] == pytest.approx(0.5 * at, rel=0.1, abs=1e-4)
 
 
 # Against another library
