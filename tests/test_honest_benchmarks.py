@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dlscale import honest_benchmarks as honest
+from dlscale.consistency import experiment as spectrum
 from dlscale.course import records
 from dlscale.honest_benchmarks import exercises, experiment, measuring
 from dlscale.lab import data, intervals
@@ -73,6 +74,9 @@ def test_what_drops_out_within_a_round():
     paired, free = honest.ratio(2 * mood, mood), honest.ratio(2 * mood, mood, paired=False)
     assert paired == pytest.approx((2, 2, 2)) and free.high - free.low > 0.5
     assert honest.ratio([math.inf] * 3, [1, 2, 3]).mean == math.inf
+    some = honest.ratio([2, 4, math.inf, math.inf], [1, 2, 3, math.inf])  # the last pair says nothing
+    assert some.mean == 2 and some.low == 2 and some.high == math.inf
+    assert np.isnan(honest.ratio([math.inf, math.inf, 2], [math.inf, math.inf, 1])).all()
 
 
 # Luck
@@ -134,6 +138,8 @@ def test_survival_without_censoring_is_a_count():
     found = honest.survival(times, np.ones(30, bool))
     assert found.waiting == pytest.approx([(times > t).mean() for t in found.times])
     assert honest.survival([1, 2], [False, False]).median == math.inf
+    diverged = honest.survival([1, 2, math.inf, math.inf], [True, True, False, False])
+    assert diverged.waiting.tolist() == [0.75, 0.5] and diverged.median == math.inf
     for few in ([1, 2, 3, 4], [1, 2, 3], [1, 2, 3, 3, 3, 9], [2]):  # as all medians of the room
         assert honest.survival(few, np.ones(len(few), bool)).median == honest.median(few)
 
@@ -311,6 +317,14 @@ def test_a_fitted_curve_is_accepted():
     assert exercises.robust.judge(fitted)[0]
 
 
+def test_stopping_what_looks_bad_misleads_kaplan_and_meier():
+    found = cells("honest-race-read", "honest-censored-runs", "honest-censored-answer")
+    slow, truth = found["SLOW"], honest.median(found["SLOW"])
+    assert np.isinf(slow).sum() == 2  # never: they stay among those who wait
+    told = {who: np.mean([found["medians"](*found[who](i))[2] for i in range(1, 100)]) for who in ("queue", "by_hand")}
+    assert abs(told["queue"] - truth) < 2 and told["by_hand"] < truth - 4
+
+
 def test_wrong_ways_with_censored_runs_are_refused():
     def left_out(times, reached):
         at = np.unique(times[reached])
@@ -322,6 +336,13 @@ def test_wrong_ways_with_censored_runs_are_refused():
 
     for answer in (left_out, as_arrived):
         assert not exercises.survival.judge(answer)[0]
+
+    def gone_at_once(times, reached):  # who is given up does not count at that very time
+        at = np.unique(times[reached])
+        watched = [(times > t).sum() + (reached & (times == t)).sum() for t in at]
+        return at, np.cumprod([1 - (reached & (times == t)).sum() / n for t, n in zip(at, watched, strict=True)])
+
+    assert not exercises.survival.judge(gone_at_once)[0]
     assert exercises.survival.judge(lambda times, reached: tuple(honest.survival(times, reached)))[0]
 
 
@@ -348,6 +369,8 @@ def test_thresholds_that_are_not_the_best_are_refused():
 
 def test_seeds_without_power_are_refused():
     assert not exercises.seeds.judge(lambda d, s: math.ceil((1.96 * s / d) ** 2) + 2)[0]
+    assert "too few" in exercises.seeds.judge(lambda d, s: ((1.96 + 0.84) * s / d) ** 2)[1]
+    assert exercises.seeds.judge(lambda d, s: ((1.96 + 0.84) * s / d) ** 2 + 2)[0]
     assert exercises.seeds.judge(honest.seeds_needed)[0]
 
 
@@ -382,6 +405,11 @@ def test_authors_count_right():
     told = [report.ask("hide the tuning") for report in reports]
     assert [next(n for n in (5, 6, 8, 10) if f"same {n} rates" in text) for text in told] == [6, 6, 5, 8, 10, 10]
     assert reports[4].ask("the right time") == "Both had 256 epochs."
+    assert f"each {spectrum.LOOK} gradients" in reports[3].ask("first crossing") and spectrum.AIM == 50
+    assert "at 55 % after 68 thousand instead of 83" in reports[5].ask("choose the threshold")
+    for report in reports:  # who tells a time to an accuracy says how it was looked for, and what of other thresholds
+        if " to 5" in report.unit:
+            assert {"first crossing", "choose the threshold"} <= set(report.answers)
     assert all(set(report.errors) == set(report.bars) for report in reports[1:5])
 
 
@@ -407,7 +435,9 @@ def test_the_dial_of_equal_time_ends_where_it_gains_most():
 def test_two_settings_that_differ():
     found = cells("honest-same-runs")
     other = found["SGD"].values("accuracy", judged_on="test", batch_size=64, warm_up=2, learning_rate=1.0)
-    assert len(other) == len(found["ONE"]) and abs(other.mean() - found["ONE"].mean()) > 0.3
+    apart = found["ONE"] - other
+    clear = [n for n in range(2, 49) if intervals.interval(apart[:n]).low * intervals.interval(apart[:n]).high > 0]
+    assert len(apart) == 48 and 10 < min(clear) < 48 and 48 in clear
 
 
 def test_the_best_of_a_thousand():
@@ -420,9 +450,40 @@ def test_a_seventh_report():
     assert report.ask("lucky seed") == "five"
 
 
+def test_the_records_say_what_is_ideal_only_where_something_is():
+    found = cells("honest-records-read", "honest-records-views", "honest-records-powers", "honest-records-caption")
+    told = lambda view, against="processors": found["records_caption"](view, against, "all", "log")  # noqa: E731
+    assert told("hours").endswith("ideal scaling is -1.") and told("processor-hours").endswith("ideal scaling is 0.")
+    assert "ideal" not in told("examples in a batch") and "power" in told("examples in a batch")
+    assert "power" not in told("hours", "date")
+
+
+def test_who_ties_shares_the_win_whoever_is_listed_first():
+    rules = ("honest-rules-entries", "honest-rules-guess", "honest-rules-answer")
+    found = cells("honest-race-read", "honest-clocks", *rules)
+    one = found["ENTRIES"]["1 worker"]
+    a, b = (honest.Entry(one.accuracy[rows], one.clocks) for rows in (slice(8), slice(8, 16)))
+    rule = honest.Rule(53.0)
+    shares, again = (found["winner_again"](pair, rule) for pair in ({"a": a, "b": b}, {"b": b, "a": a}))
+    assert shares == pytest.approx(again) and sum(shares.values()) == pytest.approx(1)
+    assert found["winner_again"]({"a": a, "b": a}, rule) == {"a": 0.5, "b": 0.5}
+    assert found["winner_again"]({"a": a, "b": b}, honest.Rule(99.0)) == {}
+
+
+@pytest.mark.parametrize("target", [55.0, 56.0])
+def test_a_target_that_some_never_reach(target):
+    luck = ("honest-race-read", "honest-trick-plumbing", "honest-live", "honest-crossing-hand", "honest-live-target")
+    more = ("honest-crossing-bias", "honest-crossing-parts", "honest-claim-crossing", "honest-threshold-crossing")
+    found = cells(*luck, *more, **{"TARGET = 54.0": f"TARGET = {target}"})
+    assert np.isinf(found["CROSSED"][24]).any()
+    for place in (1, 3, 5):
+        *_, judged, gain, _ = found["told"]("first crossing", place)
+        assert 1 <= gain.mean < math.inf and len(judged["content"]["test"]) <= 16
+
+
 def test_another_target():
     changes = {"TARGET = 54.0": "TARGET = 50.0", "range(540, 556)": "range(540, 544)", "61_440": "30_720"}
     luck = ("honest-race-read", "honest-live", "honest-crossing-hand", "honest-live-target", "honest-crossing-bias")
-    found = cells(*luck, **changes)
-    assert np.isfinite(found["bias"](1, 50.0)).all()
+    found = cells(*luck, "honest-crossing-parts", **changes)
+    assert np.isfinite(found["bias"](1, 50.0)).all() and np.isfinite(found["above_own"]("fresh", 1)).all()
     assert np.isfinite(found["CROSSED"][1]).all()

@@ -110,9 +110,10 @@ class Measured:
 def ratio(ours: ArrayLike, theirs: ArrayLike, paired: bool = True, **options: int) -> Interval:
     """The median of how many times `ours` is `theirs`, with its interval by `bootstrap`.
 
-    Paired: round by round, so that what hits both sides of a round alike drops out. Else the ratio of the medians, each
-    side drawn by itself; NaN where neither side gets there. Raises ValueError for samples that are not positive, and
-    pairs of different numbers.
+    Paired: round by round, so that what hits both sides of a round alike drops out; a pair in which neither side gets
+    there says nothing of the ratio and is left out. Else the ratio of the medians, each side drawn by itself. NaN where
+    nothing is left, or neither median gets there. Raises ValueError for samples that are not positive, and pairs of
+    different numbers.
     """
     ours, theirs = _samples(ours, 2), _samples(theirs, 2)
     if min(ours.min(), theirs.min()) <= 0:
@@ -120,7 +121,8 @@ def ratio(ours: ArrayLike, theirs: ArrayLike, paired: bool = True, **options: in
     if paired:
         if ours.shape != theirs.shape:
             raise ValueError(f"Pairs need as many samples on each side, not {len(ours)} and {len(theirs)}.")
-        return bootstrap(ours / theirs, **options)
+        some = np.isfinite(ours) | np.isfinite(theirs)
+        return bootstrap(ours[some] / theirs[some], **options) if some.sum() > 1 else Interval(np.nan, np.nan, np.nan)
     over, under = (_draws(side, seed) for seed, side in enumerate((ours, theirs)))
     known = np.isfinite(over) | np.isfinite(under)  # where neither gets there nothing can be said of the ratio
     found = np.sort(over[known] / under[known]) if known.any() else np.array([np.nan])
@@ -223,7 +225,9 @@ def survival(times: ArrayLike, reached: ArrayLike) -> Survival:
     """Kaplan and Meier's estimate (1958) from runs that were stopped at `times`: there (`reached`), or given up.
 
     At each time at which some arrive, the share that waits falls by the part of those still watched. A run that was
-    given up counts until then and not after: it is neither dropped nor called a success. Raises ValueError for no runs.
+    given up counts until then and not after: it is neither dropped nor called a success. Right on average only where
+    it was stopped for no reason that tells when it would have arrived. A run that diverged was not given up: its time
+    is infinite. Raises ValueError for no runs.
     """
     times, reached = _samples(times), np.asarray(reached, dtype=bool)
     if times.shape != reached.shape:

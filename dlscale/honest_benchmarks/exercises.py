@@ -60,12 +60,13 @@ seeds = Exercise(
     id="honest_benchmarks-seeds",
     answer="seeds_for",
     question="Write `seeds_for(difference, deviation)`: about how many seeds a paired comparison needs to show a "
-    "difference with a power of 80 %. Within 10 %, or two seeds, is good enough.",
+    "difference with a power of 80 %. Within 10 %, or two seeds, of the exact number is good enough; for few seeds "
+    "that by $\\Phi$ is too small by two or so, since their deviation is estimated, too.",
     hints=(
         "The mean of $n$ differences has a deviation of $\\sigma/\\sqrt n$. How many of these must the true difference "
         "lie above zero, so that four of five intervals stay clear of it?",
         "An interval reaches about 1.96 deviations to each side, and four of five draws lie above −0.84 deviations. "
-        "Add one or two seeds, since the deviation is estimated, too.",
+        "Add two seeds for Student's $t$.",
     ),
     code="""
 def seeds_for(difference, deviation):
@@ -332,6 +333,7 @@ def reports() -> list[Report]:
     whole, thick, thin = ways(way="not at all"), ways(density=0.1, **gradual), ways(density=0.01, **gradual)
     kept = records.read("honest_benchmarks-race")
     often, seldom = (_first(kept, "4 workers", every) for every in (1, 6))
+    near = {t: [honest.median(_first(kept, "4 workers", every, t)) for every in (1, 6)] for t in (52.0, 53.0, 55.0)}
     return [
         Report(
             f"One bit a number. With error feedback, one-bit gradients reach {one_bit.max():.1f} %; sending everything "
@@ -385,6 +387,8 @@ def reports() -> list[Report]:
                 "ignore accuracy": f"Both reach it in all {len(gossip)} runs.",
                 "old hardware": "The same simulated workers, the same slow one among them.",
                 "choose the threshold": "It was the same for all, and is far below what both reach.",
+                "first crossing": "After each 400 gradients, for both, and the first look at 50 % or above counts. At "
+                f"the end all runs lie at {min(r.min() for r in reach):.1f} % or above.",
             },
         ),
         Report(
@@ -409,6 +413,8 @@ def reports() -> list[Report]:
                 "best of 20": f"Each run counts: the same {len(often)} seeds before and now.",
                 "first crossing": "Before, we looked after every 9,216 examples; now after every 1,536. It may fall "
                 "below again.",
+                "choose the threshold": "; ".join(f"at {t:g} % after {a:.0f} thousand instead of {b:.0f}"
+                                                  for t, (a, b) in near.items()).capitalize() + ".",
                 "only a kernel": "Examples until then are all that training needs.",
             },
         ),
