@@ -267,6 +267,27 @@ def test_longer_runs_compressed_ones_and_casts_are_tuned_alike():
         assert experiment.RATES[0] < best < experiment.RATES[-1]
 
 
+def test_what_parts_are_worth_is_tuned_and_tested_alike_at_both_lengths():
+    record = records.read("imagenet_in_four_minutes-longer")
+    four = {"lars": 1.0, "schedule": 1.0, "spared": 1.0, "extra_norm": 1.0}
+    for epochs in (20, 80):
+        alone = {"lars": 0.0, "spared": 0.0, "extra_norm": 0.0}
+        for less in ({}, {"lars": 0.0}, {"extra_norm": 0.0}, alone):
+            arm = {"epochs": epochs, "half": 0.0} | four | less
+            assert record.options("learning_rate", judged_on="validation", **arm) == list(experiment.RATES)
+            assert record.options("seed", judged_on="validation", **arm) == list(experiment.TUNING_SEEDS)
+            assert record.options("seed", judged_on="test", **arm) == list(experiment.LONGER_SEEDS)
+            assert len(record.options("learning_rate", judged_on="test", **arm)) == 1
+
+
+def test_skipped_updates_are_counted_for_the_system_of_the_card():
+    skips, further = (records.read(f"imagenet_in_four_minutes-{name}") for name in ("skips", "further"))
+    assert skips.options("learning_rate") == further.options("learning_rate", judged_on="test", half=1.0)
+    assert skips.options("seed") == list(experiment.CAST_SEEDS)
+    counts = skips.values("skipped")
+    assert (counts == counts.round()).all() and (counts >= 0).all()
+
+
 def test_who_sends_few_entries_remembers_the_others():
     step, (order, x, y) = experiment.step_of_senders(0.1), (np.arange(100, dtype=np.int32), X, Y)
     params, memory = jax.tree.map(np.asarray, experiment.begin(False, np.uint32(3), GIVEN))
@@ -312,9 +333,44 @@ def test_a_step_in_float16_or_without_a_check_is_refused():
         found = unchecked(w, v, g, scale, rate)
         return found if np.isfinite(g).all() else (w, v)
 
+    def unguarded(w, v, g, scale, rate):
+        if not np.isfinite(g).all():
+            return w, v
+        g = g.astype(np.float64) / scale
+        ours, its = np.linalg.norm(w), np.linalg.norm(g)
+        ratio = room.TRUST * ours / (its + room.DECAY * ours) if ours > 0 else 1.0  # |g| = 0 is not asked for
+        v = room.MOMENTUM * v + rate * ratio * (g + room.DECAY * w)
+        return w - v, v
+
+    assert "all zero" in exercises.mixed_step.judge(unguarded)[1]
     assert "overflow" in exercises.mixed_step.judge(hasty)[1]
     assert "infinity" in exercises.mixed_step.judge(unchecked)[1]
     assert exercises.mixed_step.judge(other_route)[0]
+
+
+def test_shares_by_any_route_are_right_and_other_means_are_not():
+    def over_sets(worth, parts):
+        return room.shapley({frozenset(s): w for s, w in worth.items()}, parts)
+
+    def marginals(worth, part, parts):
+        rest = [p for p in parts if p != part]
+        sets = [s for size in range(len(parts)) for s in itertools.combinations(rest, size)]
+        return [worth[tuple(sorted((*s, part)))] - worth[tuple(sorted(s))] for s in sets]
+
+    def one_order(worth, parts):
+        keys = [tuple(sorted(parts[:n])) for n in range(len(parts) + 1)]
+        return {part: worth[keys[n + 1]] - worth[keys[n]] for n, part in enumerate(parts)}
+
+    def pick(number):
+        return lambda worth, parts: {part: marginals(worth, part, parts)[number] for part in parts}
+
+    assert exercises.shapley.judge(over_sets)[0]
+    assert exercises.shapley.judge(lambda *given: {part: jnp.asarray(v) for part, v in over_sets(*given).items()})[0]
+    over_all_sets = lambda w, parts: {part: np.mean(marginals(w, part, parts), axis=0) for part in parts}  # noqa: E731
+    for wrong in (pick(0), pick(-1), one_order, over_all_sets):
+        assert "add up" in exercises.shapley.judge(wrong)[1]
+    for wrong in (lambda *_: [1, 2, 3], lambda *_: {"a": 1.0}, lambda w, parts: dict.fromkeys(parts, "much")):
+        assert not exercises.shapley.judge(wrong)[0]
 
 
 def test_no_single_threshold_serves_all_networks():
@@ -323,11 +379,19 @@ def test_no_single_threshold_serves_all_networks():
         1.1 ** np.arange(120, 200), key=lambda fuse: exercises.step_seconds(latency, bandwidth, fuse)
     )
     assert exercises.threshold.judge(by_formula)[0]
+    by_octaves = lambda latency, bandwidth: min(  # noqa: E731  the notebook's own grid
+        2.0 ** np.arange(16, 27.5, 0.5), key=lambda fuse: exercises.step_seconds(latency, bandwidth, fuse)
+    )
+    assert exercises.threshold.judge(by_octaves)[0]
 
 
 def test_plans_that_meet_the_target_and_plans_that_do_not():
     good = {"machine": "A100, 2020", "gpus": 256, "share": 20, "fuse": 24e6}
     assert exercises.plan.judge(good)[0]
+    for whole in (np.int64, np.int32, np.array, jnp.int32):  # an entry of the notebook's own GPUS is NumPy's
+        assert exercises.plan.judge(good | {"gpus": whole(256), "share": whole(20)})[0]
+    for broken in (256.5, "256", 0, -8, None, np.array([256])):
+        assert not exercises.plan.judge(good | {"gpus": broken})[0]
     refused = ({"fuse": 0}, {"fuse": 4e6}, {"fuse": math.inf}, {"gpus": 1024, "share": 5}, {"share": 64}, {"gpus": 250})
     for change in (*refused, {"machine": "P40, 2016"}, {"machine": "V100, 2017"}):
         bad = good | change

@@ -1,7 +1,9 @@
 """The exercises of 16_imagenet_in_four_minutes."""
 
 import functools
+import itertools
 import math
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,6 +38,7 @@ def step_cases() -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float, f
         cases.append((what, w, v, np.float16(rng.normal(size=w.shape) * size * scale), scale, 0.5))
     w, v, g = (rng.normal(size=(24, 8)).astype(np.float32) for _ in range(3))
     cases.append(("weights that are all zero", np.zeros_like(w), v, np.float16(g), 1.0, 0.25))
+    cases.append(("a gradient that is all zero", w, v, np.zeros_like(w, np.float16), 1024.0, 0.25))
     broken = np.float16(g)
     broken[3, 4] = np.inf
     cases.append(("a gradient with an infinity (the step is skipped)", w, v, broken, 1024.0, 0.5))
@@ -81,6 +84,57 @@ def mixed_step(w, v, g, scale, rate):
 """,
     wrong=_mixed_step,
     right="forward and backward in float16, and not a single norm in it: that is the system's first part.",
+)
+
+
+# What each part is worth
+
+
+def games() -> list[tuple[tuple[str, ...], dict[tuple[str, ...], Any]]]:
+    """Parts, and what each set of them is worth: a number, or one for each of five seeds. Parts help and hinder."""
+    rng, found = np.random.default_rng(1953), []
+    for parts, shape in ((("a", "b", "c"), ()), (("schedule", "lars", "spared", "extra_norm"), (5,))):
+        sets = [tuple(sorted(s)) for size in range(len(parts) + 1) for s in itertools.combinations(parts, size)]
+        worth = [60 + 6 * len(s) + 9 * rng.normal(size=shape) for s in sets]
+        found.append((parts, {s: w if shape else float(w) for s, w in zip(sets, worth, strict=True)}))
+    return found
+
+
+def _shapley(answer: Any) -> str | None:
+    for parts, worth in games():
+        shares = answer(dict(worth), parts)
+        if not isinstance(shares, dict) or shares.keys() != set(parts):
+            return f"for the parts {', '.join(parts)} the answer is a dict with a share for each of them."
+        wanted = record.shapley({frozenset(s): w for s, w in worth.items()}, parts)
+        for part in parts:
+            if wrong := compare(f"With {len(parts)} parts, the share of {part!r}", shares[part], wanted[part]):
+                return f"{wrong} Do your shares add up to all minus none?"
+    return None
+
+
+shapley = Exercise(
+    id="imagenet_in_four_minutes-shapley",
+    answer="shapley_by_hand",
+    question="Write `shapley_by_hand(worth, parts)`: a dict that gives each part, by name, its Shapley value. What a "
+    "system is worth is a number, or an array with one for each seed, and stands in the dict `worth` under the tuple "
+    "of the parts that are on, in alphabetical order: `worth[()]` has nothing on, and `worth[tuple(sorted(some))]` "
+    "has the parts in `some`.",
+    hints=(
+        "`itertools.permutations(parts)` gives all orders. What did the third part of an order bring?",
+        "The part at a place of an order brings what the parts up to it, itself included, are worth, minus what those "
+        "before it are worth: `order[: place + 1]` and `order[:place]`. A part's value is the mean over all orders.",
+    ),
+    code="""
+def shapley_by_hand(worth, parts):
+    brought = {part: [] for part in parts}
+    for order in itertools.permutations(parts):
+        for place, part in enumerate(order):
+            before, after = (tuple(sorted(order[:n])) for n in (place, place + 1))
+            brought[part].append(worth[after] - worth[before])
+    return {part: np.mean(found, axis=0) for part, found in brought.items()}
+""",
+    wrong=_shapley,
+    right="every order counts alike, and the shares add up to the whole.",
 )
 
 
@@ -136,7 +190,7 @@ def step_seconds(latency: float, bandwidth: float, fuse: float) -> float:
 
 
 THRESHOLDS = (0.0, *(float(2.0**exponent) for exponent in np.arange(16, 27, 0.25)), math.inf)
-SLACK = 1.02
+SLACK = 1.03
 
 
 @functools.cache
@@ -162,8 +216,9 @@ threshold = Exercise(
     answer="threshold",
     question="**Open.** Write `threshold(latency, bandwidth)`: the bytes at which joined gradients are sent, for "
     "ResNet-50 on 512 GPUs, 16 images each, in float16, around a ring, on a network with this latency (seconds) and "
-    "bandwidth (bytes a second). It is judged on ten networks: on each, the predicted step may take at most 2 % "
-    "longer than with the best threshold. No single number does that. Reason, search, or both.",
+    "bandwidth (bytes a second). It is judged on ten networks: on each, the predicted step may take at most 3 % "
+    "longer than with the best threshold. No single number does that, and no smooth formula: the minutes jump where "
+    "two gradients begin to share a message. Search.",
     hints=(
         "What does a message too many cost, and what does a message that begins too late?",
         "`exercises.step_seconds(latency, bandwidth, fuse)` predicts a step. How many thresholds must you try?",
@@ -194,9 +249,14 @@ def _plan(answer: Any) -> str | None:
         return 'a plan is a dict with "machine", "gpus", "share" and "fuse".'
     if answer["machine"] not in record.MACHINES:
         return f"the machines are {', '.join(map(repr, record.MACHINES))}."
-    gpus, share = answer["gpus"], answer["share"]
-    if not all(isinstance(n, int) and n >= 1 for n in (gpus, share)) or gpus % 8:
-        return "gpus and share must be whole numbers, and the GPUs come in nodes of eight."
+    try:  # NumPy's and JAX's whole numbers, too
+        gpus, share = operator.index(answer["gpus"]), operator.index(answer["share"])
+    except TypeError:
+        return "gpus and share must be whole numbers, written without a point."
+    if min(gpus, share) < 1:
+        return "gpus and share must be at least 1."
+    if gpus % 8:
+        return f"GPUs come in nodes of eight: {gpus} is no multiple of it."
     if gpus > TARGET["gpus"] or gpus * share > TARGET["batch"]:
         return f"{gpus} GPUs with {share} images each are a batch of {gpus * share:,}: more than is allowed."
     machine, network = slower(record.MACHINES[answer["machine"]], SLOWER), record.NETWORKS["ResNet-50"]

@@ -1,8 +1,9 @@
 """The recorded experiments of notebook 16: all combinations of the parts that change what is computed, and what the
-large batch comes to in more epochs and with compressed gradients."""
+large batch comes to in more epochs and with compressed gradients, and what two parts are worth in more epochs."""
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from operator import itemgetter
@@ -25,6 +26,7 @@ EPOCHS, LARGE = 20, 1000  # twenty workers of 50 examples
 RATES = tuple(2.0**exponent for exponent in range(-5, 2))
 TUNING_SEEDS, SEEDS = (100, 101), range(8)
 FRESH_SEEDS = range(20, 28)  # for a claim whose arms had been seen
+LONGER_SEEDS = range(30, 38)  # for what parts are worth in more epochs: a look at that had had 20 to 27
 CAST_SEEDS = range(40, 56)  # for float16 beside float32, which had been seen on eight
 
 
@@ -212,4 +214,53 @@ FURTHER = Experiment(
     chaotic=("accuracy", "train_accuracy", "early_loss"),
     # the shortest arm, at its best rate: at the rates where runs diverge two seeds can be alike by chance
     drawn={"judged_on": "test", "batch_size": LARGE, "epochs": EPOCHS, "half": 0.0},
+)
+
+
+def plan_longer(run: RunTrials) -> None:
+    """Both lengths, float32: the four parts for accuracy, the same without LARS or without the extra batch norm, and
+    the schedule alone. Each tuned on the same grid at its own length, all tested on the same fresh seeds."""
+    four = ALL | {"half": 0.0}
+    for epochs in (EPOCHS, 4 * EPOCHS):
+        for chosen in (four, four | {"lars": 0.0}, four | {"extra_norm": 0.0}, NONE | {"schedule": 1.0}):
+            setting = {"batch_size": LARGE, "epochs": epochs, "decay": record.DECAY, "norms": 0.0}
+            tuned(run, LONGER_SEEDS, **setting, **chosen)
+
+
+LONGER = Experiment(
+    "imagenet_in_four_minutes-longer",
+    "the small residual net on MNIST-1D at batch 1,000 with LARS, schedule, spared decay and extra batch norm, without "
+    "LARS, without the extra batch norm, and with the schedule alone, for 60 and for 240 updates, each tuned",
+    trial,
+    plan_longer,
+    {"accuracy": 1.0, "train_accuracy": 1.0, "early_loss": 0.05},
+    chaotic=("accuracy", "train_accuracy", "early_loss"),
+    drawn={"judged_on": "test", "epochs": EPOCHS, "lars": 1.0, "extra_norm": 1.0},
+)
+
+
+def skipped(learning_rate: float, seed: int) -> dict[str, float]:
+    """How many updates the loss scale skips in all five parts' training: it is halved each time, and grows in none of
+    so few updates."""
+    given_signals, order = signals("test"), rows(seed, EPOCHS, LARGE)
+    given = {"rate": np.float32(learning_rate), "steps": np.float32(len(order)), "decay": np.float32(record.DECAY)}
+    given["switches"] = Switches(*(np.float32(ALL[name]) for name in PARTS))
+    x, y = given_signals.x_train, given_signals.y_train.astype(np.int32)
+    state = begin(True, np.uint32(seed), given)
+    (_, memory), _, _ = train.run(step_of(True), state, order, given, x, y, progress=False)
+    return {"skipped": math.log2(float(scale_of(state[1])) / float(scale_of(memory)))}
+
+
+def plan_skips(run: RunTrials) -> None:
+    """At the rate that tuning chose for all five parts, on the seeds of the claim about float16."""
+    run([{"learning_rate": 1.0, "seed": seed} for seed in CAST_SEEDS])
+
+
+SKIPS = Experiment(
+    "imagenet_in_four_minutes-skips",
+    "how many of its 60 updates the small residual net in float16 with all parts on skips for its loss scale",
+    skipped,
+    plan_skips,
+    {"skipped": 1.0},
+    chaotic=("skipped",),
 )
