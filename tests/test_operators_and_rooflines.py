@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import threading
 from fractions import Fraction
 
 import jax
@@ -43,10 +44,13 @@ def test_what_is_timed_is_what_is_counted(monkeypatch):
     monkeypatch.setattr(room, "seconds", clock)
     assert room.measured_peak(64) == 2 * 64**3 / 0.5
     assert [a.shape for a in asked["args"]] == [(64, 64)] * 2
-    found = room.measured_bandwidth(2**26)
-    (v,) = asked["args"]
-    assert v.nbytes == 2**26 and asked["again"]
-    assert found == 2 * 2**26 * 4 / 0.5
+    timed = lambda run, arrays: asked.update(run=run, arrays=arrays) or (1.0, 0.5)  # noqa: E731
+    monkeypatch.setattr(room, "together", timed)
+    assert room.measured_bandwidth(2**26) == 2 * 2**26 * 4 / 0.5
+    (v,) = asked["arrays"]
+    assert v.nbytes == 2**26
+    asked["run"](v)
+    assert v.is_deleted(), "in place"
     # every turn is run: after so many, v has come so near to 2
     np.testing.assert_allclose(room.sweep(4)(jnp.zeros(3)), 2 - 0.5**3)
     with pytest.raises(ValueError, match="size must be a whole number of at least 1"):
@@ -69,6 +73,37 @@ def test_on_one_core_and_back():
         assert pinned and len(os.sched_getaffinity(0)) == 1
         raise ZeroDivisionError
     assert os.sched_getaffinity(0) == before
+
+
+def test_threads_that_were_started_on_one_core_are_freed():
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) == 1:
+        return
+    where, free = [], threading.Event()
+    with room.on_one_core():
+        thread = threading.Thread(target=lambda: (free.wait(60), where.append(os.sched_getaffinity(0))))
+        thread.start()
+    assert len(os.sched_getaffinity(thread.native_id)) == 1, "the reason why there is another function"
+    room.on_all_cores()
+    free.set(), thread.join()
+    assert where == [os.sched_getaffinity(0)]
+
+
+def test_the_fastest_round_counts_among_those_in_which_the_cores_were_busy(monkeypatch):
+    now, turns = {"wall": 0.0, "work": 0.0}, [(9.0, 18.0), (4.0, 2.0), (3.0, 6.0), (2.1, 4.0), (1.5, 1.6)]
+
+    def run(number):  # the first one compiles; wall and processor seconds of a round, of two cores together
+        wall, work = turns[int(number)]
+        now["wall"], now["work"] = now["wall"] + wall / 2, now["work"] + work / 2
+        return number + 1
+
+    monkeypatch.setattr(room.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(room.time, "process_time", lambda: now["work"])
+    busy, work = room.together(run, [jnp.zeros(())] * 2, rounds=4)
+    assert (busy, work) == pytest.approx((2.0 / 2.1, 2.0)), "not 0.8, of a round that had half of the cores"
+    turns[1:] = [(4.0, 2.0)] * 6 + [(1.0, 2.0)]
+    assert room.together(run, [jnp.zeros(())] * 2, rounds=4) == pytest.approx((1.0, 1.0)), "waits for a busy round"
+    turns[1:] = [(4.0, 2.0)] * 8
+    assert room.together(run, [jnp.zeros(())] * 2, rounds=4) == pytest.approx((0.25, 1.0)), "not for ever"
 
 
 def test_measured_in_a_moment_and_within_reason():
@@ -430,6 +465,22 @@ def cells(*identities):
     return found
 
 
+def test_only_the_small_network_gains_from_the_sixteenth_processor():
+    found = cells("number", "programs", "graphs", "schedule")
+    steps = {name: {p: len(way) for p, way in ways.items()} for name, ways in found["STEPS"].items()}
+    assert [name for name in steps if steps[name][16] < steps[name][15]] == ["a small network"]
+    assert steps["matrix product, 3 × 3"][12] == steps["matrix product, 3 × 3"][16] < steps["matrix product, 3 × 3"][8]
+
+
+def test_the_slope_by_hand_sweeps_in_place_as_often_as_it_counts():
+    found = Cells("12_operators_and_rooflines", {"2**28        # 256 MiB": "2**20"})
+    found.run("operators-imports", "operators-peak-hand", "operators-bandwidth-hand")
+    v = jnp.zeros(3)
+    np.testing.assert_array_equal(found["sweep"](v), room.sweep(2)(jnp.zeros(3)))
+    assert v.is_deleted()
+    assert 0.1 < found["looped"] / found["SLOPES"][2**20] < 10
+
+
 def test_a_sum_of_squares_is_as_deep_as_its_trace_says():
     found = cells("number", "programs")
     nodes = found["graph"](lambda x: found["tree"]([a * a for a in x]), 16)
@@ -510,6 +561,17 @@ def test_shifts_convolve():
     for channels, out in ((3, 5), (1, 1)):
         x, w = arrays(channels=channels, out=out)
         np.testing.assert_allclose(jit(experiment.shifts)(x, w), true(x, w), atol=1e-4)
+
+
+def test_small_kernels_are_timed_by_their_rivals(monkeypatch):
+    planned = []
+    monkeypatch.setattr(
+        experiment, "timed_in_kept_memory", lambda way, shapes: [[5.0, 1.0]] if shapes[0].k == 3 else []
+    )
+    experiment.small_plan(planned.extend)
+    assert len(planned) == 4 * len(experiment.SHAPES)
+    assert experiment.small_trial(**planned[0]) == {"log2_us": 5.0}
+    assert {setting["way"] for setting in planned} == {"direct", "shifts", "Winograd 2", "Winograd 4"}
 
 
 def test_what_is_too_large_to_try_is_not_timed(monkeypatch):

@@ -213,3 +213,21 @@ PIECES = Experiment(
     {f"log2_us of {size}": 3.0 for size in SIZES} | {f"log2_workspace of {size}": 2.0 for size in SIZES},
     drawn={"algorithm": "direct", "layer": "7 × 7"},
 )  # fmt: skip
+
+
+def small_trial(way: str, shape: str) -> dict[str, float]:
+    """A way to convolve with kernels of 3 × 3."""
+    ((us, _),) = timed_in_kept_memory(way, [Shape(*SHAPES[shape], 3)])
+    return {"log2_us": us}
+
+
+def small_plan(run: RunTrials) -> None:
+    """Winograd's ways and their rivals for each shape, those of a shape after one another."""
+    run([{"way": way, "shape": shape} for shape in SHAPES for way in ("direct", "shifts", "Winograd 2", "Winograd 4")])
+
+
+SMALL_KERNELS = Experiment(
+    "operators_and_rooflines-small", "times of Winograd's ways and their rivals at 3 × 3, in memory that is kept",
+    small_trial, small_plan, {"log2_us": 3.0},
+    drawn={"way": "Winograd 4", "shape": "4 images, 8 channels"},
+)  # fmt: skip
