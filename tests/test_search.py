@@ -535,6 +535,30 @@ def test_the_law_of_both_sizes_takes_wider_networks_for_more_arithmetic():
     assert widths[0] < widths[1] < widths[2] and steps[0] < steps[1] < steps[2]
 
 
+def test_a_promise_stands_beside_the_record_of_the_same_plan(capsys):
+    found = cells("search-sizes", "search-frontier", "search-both")
+    found["exercises"] = exercises
+    found.run("search-both-answer")
+    noted = found["COURSES"][64].mean(1)
+    assert found["on_record"](64, 1024) == f"{noted[4]:.2f} on record, interpolated"
+    assert noted[4] < float(found["on_record"](64, 1500).split()[0]) < noted[5] + 0.005
+    assert found["on_record"](64, 2049) == f"not on record (after 2,048 steps {noted[5]:.2f})"
+    plans = [line for line in capsys.readouterr().out.splitlines() if "promised" in line]
+    wrong = [line for line in plans[:4] if ("extrapolated" in line) != (int(line.split()[5].replace(",", "")) > 1024)]
+    assert len(plans) == 8 and not wrong
+
+
+def test_each_of_hyperbands_brackets_in_the_race_ends_at_the_last_epoch():
+    found = cells()
+    found["functools"] = functools
+    found.update(EPOCHS=experiment.EPOCHS)
+    found.run("search-knobs")
+    for option in found["KNOBS"]["Hyperband"][1]:
+        for count, first in option["plan"]:
+            ends = [first * option["keep"] ** i for i in range(5) if count // option["keep"] ** i]
+            assert experiment.EPOCHS in ends, option
+
+
 def test_the_figure_of_populations_draws_the_rates_that_training_used():
     found = cells("search-population-rates")
     drawn = np.array([[0.5, 0.25]] * 8)
