@@ -342,6 +342,10 @@ def test_a_step_in_float16_or_without_a_check_is_refused():
         v = room.MOMENTUM * v + rate * ratio * (g + room.DECAY * w)
         return w - v, v
 
+    def unscaled_early(w, v, g, scale, rate):
+        return other_route(w, v, g / np.float16(scale), 1.0, rate)
+
+    assert "unscaled" in exercises.mixed_step.judge(unscaled_early)[1]
     assert "all zero" in exercises.mixed_step.judge(unguarded)[1]
     assert "overflow" in exercises.mixed_step.judge(hasty)[1]
     assert "infinity" in exercises.mixed_step.judge(unchecked)[1]

@@ -33,6 +33,7 @@ def step_cases() -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float, f
         ("a gradient whose squares overflow in float16", 1024.0, 0.8),
         ("a gradient whose squares vanish in float16", 1.0, 2e-5),
         ("an ordinary gradient", 128.0, 0.01),
+        ("a gradient that float16 loses once it is unscaled", 1024.0, 1e-8),
     ):
         w, v = (rng.normal(size=(24, 8)).astype(np.float32) * part for part in (0.3, 0.01))
         cases.append((what, w, v, np.float16(rng.normal(size=w.shape) * size * scale), scale, 0.5))
