@@ -587,7 +587,7 @@ def test_rewinding_costs_at_shallow_cuts_and_rounds_fall_behind_at_deep_ones(way
 
 def test_which_pieces_lie_above_single_weights_and_how_the_figure_ends():
     changes = {"conv = kernels[0]": "conv = None"}
-    found = cells(changes, "54", "46", "67", "68", "69-differences", "69")
+    found = cells(changes, "54", "46", "67", "68", "69-differences", "69-left", "69")
 
     def above(piece, bits, index):
         gains = found["bytes_and_gains"](piece, bits, index)[1]
