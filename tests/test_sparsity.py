@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import matplotlib.figure
 import numpy as np
 import optax
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from dlscale import sparsity
 from dlscale.course import records
-from dlscale.lab import data, models
+from dlscale.lab import data, intervals, models
 from dlscale.sparsity import exercises, experiment
 
 DENSE, CONV = (8, 12), (3, 3, 4, 8)
@@ -439,6 +440,7 @@ def by_hand(sizes, errors, target):
         (exercises.products, counted, True),
         (exercises.products, lambda a, e: a.sum() * e.shape[1] * (1 + 2 * e.mean()), False),  # as if independent
         (exercises.products, lambda a, e: a.sum() * e.shape[1] + (a.T @ e).sum() + e.sum() * a.shape[1], False),
+        (exercises.products, lambda a, e: np.array([a.sum() * e.shape[1], *2 * [(a.sum(1) * e.sum(1)).sum()]]), False),
         (exercises.cubic, library_cubic, True),
         (exercises.cubic, cubic_as_written, False),
         (exercises.cubic, lambda step, begin, end, final: 1 - (1 - final) * (step - begin) / (end - begin), False),
@@ -560,3 +562,65 @@ def test_other_blocks():
     )
     assert found["relative_time"]("blocks of 256").keys() == {1.0}
     assert len(found["relative_time"]("blocks of 8")) == 5
+
+
+# What the notebook says
+
+
+@pytest.fixture(scope="module")
+def ways():
+    found = cells({}, "36", "46", "47")
+    return {(way, d): found["way_results"](way, d) for way in found["WAYS_TO_PRUNE"] for d in found["FINAL"]}, found
+
+
+def test_rewinding_costs_at_shallow_cuts_and_rounds_fall_behind_at_deep_ones(ways):
+    reached, found = ways
+
+    def against_rounds(way):
+        return {d: found["told_apart"](reached[way, d] - reached["in rounds", d]) for d in found["FINAL"]}
+
+    rewound, gradually = against_rounds("in rounds, rewound"), against_rounds("gradually")
+    assert rewound == {0.01: "not told apart", 0.02: "not told apart", 0.05: "behind", 0.1: "behind"}
+    assert gradually[0.01] == gradually[0.02] == "ahead"
+    assert gradually[0.05] == "not told apart"
+
+
+def test_which_pieces_lie_above_single_weights_and_how_the_figure_ends():
+    changes = {"conv = kernels[0]": "conv = None"}
+    found = cells(changes, "54", "46", "67", "68", "69-differences", "69-left", "69")
+
+    def above(piece, bits, index):
+        gains = found["bytes_and_gains"](piece, bits, index)[1]
+        return [gain.low > 0 for gain in map(intervals.interval, gains.T) if np.isfinite(gain.mean)]
+
+    for piece in ("kernel", "block"):
+        assert all(above(piece, 2, "relative"))
+        assert not any(above(piece, 8, "relative") + above(piece, 32, "relative"))
+    assert above("vector", 8, "relative") == [False, False, True]
+    assert above("vector", 8, "bitmap")[0]
+
+    fig = matplotlib.figure.Figure()
+    update = found["make_stored"](fig)
+    update(32, "relative")
+    right = fig.axes[1]
+    below = [text.get_text() for text in right.texts]
+    assert len(below) == 2
+    assert all(text.startswith("▼ -") for text in below)
+    update(2, "bitmap")
+    assert [text.get_text() for text in right.texts] == ["no size in common: kernel, filter, block"]
+    update(4, "bitmap")
+    highest = np.nanmax(intervals.interval(found["bytes_and_gains"]("vector", 4, "bitmap")[1]).high)
+    assert 1.8 < highest < right.get_ylim()[1]
+    update(4, "relative")
+    assert not right.texts
+
+
+def test_zeros_before_and_after_pooling_are_those_of_the_results():
+    found = cells({}, "17", "19")
+    params = found["lenet"].init(jax.random.key(5))
+    x, y = jnp.pad(weights((4, 20, 20, 1)), ((0, 0), (4, 4), (4, 4), (0, 0))), jnp.arange(4)
+    *_, signs = found["zeros"](params, x, y)
+    plain = np.asarray(models.conv2d(x, params["conv1"]["w"], padding="VALID"))
+    largest = plain.reshape(4, 12, 2, 12, 2, 6).max((2, 4))
+    for name, z in (("conv1", plain), ("conv1, pooled", largest)):
+        np.testing.assert_allclose(signs[name], [100 * (z < 0).mean(), 100 * (z == 0).mean()], atol=0.1)

@@ -30,8 +30,8 @@ products = Exercise(
     answer="needed_multiplications",
     question="Now for many examples. `a` (examples, inputs) says which inputs of a dense layer are not zero, `e` "
     "(examples, outputs) which errors; both are arrays of 0 and 1. Write `needed_multiplications`: how many "
-    "multiplications do the three products need, all examples together? Count, do not assume that zeros are "
-    "independent.",
+    "multiplications do the three products need, all examples together? Return one number. Count, do not assume "
+    "that zeros are independent.",
     hints=(
         "Forward: each input that is there, times all outputs. On the way back: how many pairs has one example?",
         "An example has a.sum(axis=1) inputs times e.sum(axis=1) errors: multiply before you add up the examples.",
