@@ -4,6 +4,7 @@ The programs themselves are recorded by `corpus`. Every network here reads them 
 """
 
 import functools
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -57,9 +58,11 @@ COUPLES = (
     ("floor", "ceil"), ("cumsum", "cumprod"), ("sqrt", "rsqrt"), ("reduce_and", "reduce_or"), ("sub", "div"),
 )  # for analogies, likewise  # fmt: skip
 CONTEXTS = ("flow", "sequence")
-VECTORS_SEEDS = range(20, 28)
+VECTORS_SEEDS = range(30, 38)
+FIRST_SEEDS = range(20, 28)  # of programs with control
 CONTROL_SEEDS = range(100, 124)  # for a question that came up with the others
-RADII = (1, 2, 3)
+RADII = (1, 2, 3, 4, 5, 6)
+CONTROL_RADII = (1, 2, 3)
 RADIUS = 2  # of the vectors that the networks below read
 PIECES = {"instruction": slice(1), "types": slice(1, None), "instruction and types": slice(None)}
 
@@ -138,13 +141,15 @@ def vectors_trial(context: str, radius: int, programs: str, seed: int) -> dict[s
 
 
 def vectors_plan(run: RunTrials) -> None:
-    kinds = [(c, radius, part) for part in ("all", "with control") for c in CONTEXTS for radius in RADII]
-    for context, radius, programs in [*kinds, ("untrained", 0, "all")]:
-        arm = {"context": context, "radius": radius, "programs": programs}
-        run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
-    for programs in ("with control", "as many without"):
-        arms = [{"context": c, "radius": radius, "programs": programs} for c in CONTEXTS for radius in RADII]
-        run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
+    parts = (
+        ("all", RADII, VECTORS_SEEDS),
+        ("with control", CONTROL_RADII, [*FIRST_SEEDS, *CONTROL_SEEDS]),
+        ("as many without", CONTROL_RADII, CONTROL_SEEDS),
+    )
+    run([{"context": "untrained", "radius": 0, "programs": "all", "seed": seed} for seed in VECTORS_SEEDS])
+    for programs, radii, seeds in parts:
+        for context, radius in itertools.product(CONTEXTS, radii):
+            run([{"context": context, "radius": radius, "programs": programs, "seed": seed} for seed in seeds])
 
 
 VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
