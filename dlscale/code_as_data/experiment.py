@@ -17,6 +17,7 @@ import optax
 from jax import Array
 
 from dlscale.code_as_data import (
+    UNKNOWN,
     Graph,
     Vocabulary,
     analogies,
@@ -156,7 +157,7 @@ VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b"
 VECTORS = Experiment(
     "code_as_data-vectors", "related instructions and analogies, by vectors from two kinds of context",
     vectors_trial, vectors_plan, dict.fromkeys(VECTORS_MEASURES, 1.0),
-    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2, "programs": "all"},
+    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 4, "programs": "all"},
 )  # fmt: skip
 
 # Networks that read programs
@@ -511,7 +512,37 @@ WIRING_MEASURES = ("validation", "seen", "test", "reordered")
 WIRING = Experiment(
     "code_as_data-wirings", "how two operations are wired, by twelve arms at four or more rates",
     wiring_trial, wiring_plan, dict.fromkeys(WIRING_MEASURES, 3.0) | {"early_loss": 0.05},
-    chaotic=WIRING_MEASURES, drawn={"arm": "along the flow"},
+    chaotic=WIRING_MEASURES, drawn={"arm": "along the flow", "rate": 2.0**-8, "seed": 0},
+)  # fmt: skip
+
+
+def bare_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    """The network along the flow, as in `fitted`, of programs with the same word for all statements."""
+    ready = {
+        name: (
+            padded(
+                [Graph((UNKNOWN,) * len(one.statements), one.data, one.control) for one in programs], LONGEST["wirings"]
+            ),
+            y.astype(np.int32),
+        )
+        for name, (programs, y) in wiring_parts(seed).items()
+    }
+    rng, table = np.random.default_rng([seed, 5]), jnp.asarray(vectors("untrained", seed))
+    rows = rng.integers(len(ready["train"][1]), size=(STEPS // LOOK, LOOK, BATCH))
+    key, classes = jax.random.key(seed), len(corpus.WIRINGS)
+    right = _train("graph", classes, np.float32(rate), key, table, rows, ready)[0]
+    best = int(np.argmax(right["validation"]))
+    return {name: round(100 * float(share[best]), 3) for name, share in right.items()}
+
+
+def bare_plan(run: RunTrials) -> None:
+    until_inside(run, "along the flow, one word", WIRING_SEEDS)
+
+
+BARE = Experiment(
+    "code_as_data-bare", "how two operations are wired, by a network along the flow that sees the wires alone",
+    bare_trial, bare_plan, dict.fromkeys(WIRING_MEASURES, 3.0),
+    chaotic=WIRING_MEASURES, drawn={"rate": 2.0**-4},
 )  # fmt: skip
 
 # How long does it take?
