@@ -353,7 +353,12 @@ def fitted(task: str, arm: str, rate: float, seed: int) -> tuple[dict[str, float
 def read(task: str, params: dict[str, Array], table: np.ndarray, one: Graph) -> np.ndarray:
     """Probabilities of the classes for one program, by a network along the flow that `fitted` trained."""
     batch = padded([one], LONGEST[task], "flow")
-    return np.asarray(jax.nn.softmax(logits("graph", params, jnp.asarray(table), batch))[0])
+    return np.asarray(_probabilities(params, jnp.asarray(table), batch)[0])
+
+
+@jax.jit
+def _probabilities(params: dict[str, Array], table: Array, batch: Batch) -> Array:
+    return jax.nn.softmax(logits("graph", params, table, batch))
 
 
 def summary_of(table: np.ndarray, one: Graph) -> np.ndarray:
