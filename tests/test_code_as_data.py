@@ -19,6 +19,7 @@ from jax import lax
 from dlscale import code_as_data as room
 from dlscale.code_as_data import corpus, exercises, experiment
 from dlscale.code_as_data.corpus import floats, ints
+from dlscale.course import records
 from dlscale.lab import data
 
 
@@ -103,6 +104,16 @@ def test_statements_have_no_names_sizes_or_constants():
 def test_what_is_no_program(f, args, words):
     with pytest.raises(ValueError, match=words):
         room.graph(f, *args)
+
+
+def test_the_graph_by_hand_is_the_librarys_where_there_are_no_choices_or_loops():
+    cells = Cells("17_code_as_data", {})
+    cells.run("code-imports", "code-straight")
+    square = lambda x: x * x + 3 * x  # noqa: E731
+    for f, args in ((square, (1.0,)), (lambda x, y: jnp.exp(x @ y) / (x @ y), (np.ones(3), np.ones(3)))):
+        statements, links = cells["straight"](f, *args)
+        one = room.graph(f, *args)
+        assert statements == names(one) and set(links) == edges(one.data)
 
 
 # Contexts and words
@@ -266,6 +277,24 @@ logits = jax.jit(experiment.logits, static_argnums=0)
 
 def seen(network, params, table, one, length=16):
     return logits(network, params, jnp.asarray(table), experiment.padded([one], length))
+
+
+def test_best_radii_lie_inside_the_grid():
+    record = records.read(experiment.VECTORS.id)
+    for context in experiment.CONTEXTS:
+        mean = [record.values("chosen_by", context=context, radius=r, programs="all").mean() for r in experiment.RADII]
+        assert len(mean) == 6 and 0 < int(np.argmax(mean)) < 5
+
+
+def test_wires_alone_show_no_statement(monkeypatch):
+    read = []
+    monkeypatch.setattr(experiment, "_train", lambda *given: read.append(given) or ({"validation": [1.0]}, None, None))
+    assert experiment.bare_trial("any", 0.01, 0) == {"validation": 100.0}
+    parts = read[0][-1]
+    whole = experiment.padded(experiment.wiring_parts(0)["test"][0], experiment.LONGEST["wirings"])
+    batch = parts["test"][0]
+    assert not batch.statements.any() and whole.statements.any()
+    assert np.array_equal(batch.there, whole.there) and np.array_equal(batch.edges, whole.edges)
 
 
 def test_networks_see_what_they_should():

@@ -4,6 +4,7 @@ The programs themselves are recorded by `corpus`. Every network here reads them 
 """
 
 import functools
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import optax
 from jax import Array
 
 from dlscale.code_as_data import (
+    UNKNOWN,
     Graph,
     Vocabulary,
     analogies,
@@ -57,9 +59,11 @@ COUPLES = (
     ("floor", "ceil"), ("cumsum", "cumprod"), ("sqrt", "rsqrt"), ("reduce_and", "reduce_or"), ("sub", "div"),
 )  # for analogies, likewise  # fmt: skip
 CONTEXTS = ("flow", "sequence")
-VECTORS_SEEDS = range(20, 28)
+VECTORS_SEEDS = range(30, 38)
+FIRST_SEEDS = range(20, 28)  # of programs with control
 CONTROL_SEEDS = range(100, 124)  # for a question that came up with the others
-RADII = (1, 2, 3)
+RADII = (1, 2, 3, 4, 5, 6)
+CONTROL_RADII = (1, 2, 3)
 RADIUS = 2  # of the vectors that the networks below read
 PIECES = {"instruction": slice(1), "types": slice(1, None), "instruction and types": slice(None)}
 
@@ -138,20 +142,22 @@ def vectors_trial(context: str, radius: int, programs: str, seed: int) -> dict[s
 
 
 def vectors_plan(run: RunTrials) -> None:
-    kinds = [(c, radius, part) for part in ("all", "with control") for c in CONTEXTS for radius in RADII]
-    for context, radius, programs in [*kinds, ("untrained", 0, "all")]:
-        arm = {"context": context, "radius": radius, "programs": programs}
-        run([arm | {"seed": seed} for seed in VECTORS_SEEDS])
-    for programs in ("with control", "as many without"):
-        arms = [{"context": c, "radius": radius, "programs": programs} for c in CONTEXTS for radius in RADII]
-        run([arm | {"seed": seed} for arm in arms for seed in CONTROL_SEEDS])
+    parts = (
+        ("all", RADII, VECTORS_SEEDS),
+        ("with control", CONTROL_RADII, [*FIRST_SEEDS, *CONTROL_SEEDS]),
+        ("as many without", CONTROL_RADII, CONTROL_SEEDS),
+    )
+    run([{"context": "untrained", "radius": 0, "programs": "all", "seed": seed} for seed in VECTORS_SEEDS])
+    for programs, radii, seeds in parts:
+        for context, radius in itertools.product(CONTEXTS, radii):
+            run([{"context": context, "radius": radius, "programs": programs, "seed": seed} for seed in seeds])
 
 
 VECTORS_MEASURES = ("hits", "chosen_by", "test", "analogies_both", "analogies_b", "analogies_c")
 VECTORS = Experiment(
     "code_as_data-vectors", "related instructions and analogies, by vectors from two kinds of context",
     vectors_trial, vectors_plan, dict.fromkeys(VECTORS_MEASURES, 1.0),
-    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 2, "programs": "all"},
+    chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 4, "programs": "all"},
 )  # fmt: skip
 
 # Networks that read programs
@@ -347,7 +353,12 @@ def fitted(task: str, arm: str, rate: float, seed: int) -> tuple[dict[str, float
 def read(task: str, params: dict[str, Array], table: np.ndarray, one: Graph) -> np.ndarray:
     """Probabilities of the classes for one program, by a network along the flow that `fitted` trained."""
     batch = padded([one], LONGEST[task], "flow")
-    return np.asarray(jax.nn.softmax(logits("graph", params, jnp.asarray(table), batch))[0])
+    return np.asarray(_probabilities(params, jnp.asarray(table), batch)[0])
+
+
+@jax.jit
+def _probabilities(params: dict[str, Array], table: Array, batch: Batch) -> Array:
+    return jax.nn.softmax(logits("graph", params, table, batch))
 
 
 def summary_of(table: np.ndarray, one: Graph) -> np.ndarray:
@@ -506,7 +517,37 @@ WIRING_MEASURES = ("validation", "seen", "test", "reordered")
 WIRING = Experiment(
     "code_as_data-wirings", "how two operations are wired, by twelve arms at four or more rates",
     wiring_trial, wiring_plan, dict.fromkeys(WIRING_MEASURES, 3.0) | {"early_loss": 0.05},
-    chaotic=WIRING_MEASURES, drawn={"arm": "along the flow"},
+    chaotic=WIRING_MEASURES, drawn={"arm": "along the flow", "rate": 2.0**-8, "seed": 0},
+)  # fmt: skip
+
+
+def bare_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    """The network along the flow, as in `fitted`, of programs with the same word for all statements."""
+    ready = {
+        name: (
+            padded(
+                [Graph((UNKNOWN,) * len(one.statements), one.data, one.control) for one in programs], LONGEST["wirings"]
+            ),
+            y.astype(np.int32),
+        )
+        for name, (programs, y) in wiring_parts(seed).items()
+    }
+    rng, table = np.random.default_rng([seed, 5]), jnp.asarray(vectors("untrained", seed))
+    rows = rng.integers(len(ready["train"][1]), size=(STEPS // LOOK, LOOK, BATCH))
+    key, classes = jax.random.key(seed), len(corpus.WIRINGS)
+    right = _train("graph", classes, np.float32(rate), key, table, rows, ready)[0]
+    best = int(np.argmax(right["validation"]))
+    return {name: round(100 * float(share[best]), 3) for name, share in right.items()}
+
+
+def bare_plan(run: RunTrials) -> None:
+    until_inside(run, "along the flow, one word", WIRING_SEEDS)
+
+
+BARE = Experiment(
+    "code_as_data-bare", "how two operations are wired, by a network along the flow that sees the wires alone",
+    bare_trial, bare_plan, dict.fromkeys(WIRING_MEASURES, 3.0),
+    chaotic=WIRING_MEASURES, drawn={"rate": 2.0**-4},
 )  # fmt: skip
 
 # How long does it take?
