@@ -472,19 +472,28 @@ def cells():
     return names | {"EPOCHS": 16}
 
 
-@pytest.fixture(scope="module")
-def nearer():
-    """All cells from the target to the law, with a nearer target."""
+def to_the_law(truth: str) -> dict:
+    """All cells from the target to the law, with a nearer target and these labels."""
     names: dict = {}
     for identity in ("01", "03", "05", "07", "target", "09", "10", "14", "16", "19"):
         code = "TARGET, LOOKS = 1.6, 56" if identity == "target" else source(f"batch-{identity}")
-        exec(code, names)
+        exec(code + truth * (identity == "03"), names)
     return names
+
+
+@pytest.fixture(scope="module")
+def nearer():
+    return to_the_law(truth="")
 
 
 def test_a_nearer_target_has_a_smaller_critical_batch(nearer):
     assert 20 < nearer["law"].batch.mean < 155
     assert nearer["arrived"].shape == (7, 4, 8) and (nearer["needed"] > 0).all()
+
+
+def test_wrong_labels_make_the_critical_batch_of_the_nearer_target_larger(nearer):
+    spoiled = "\ny_train = y_train.copy()\ny_train[::10] = np.random.default_rng(0).integers(0, 10, len(y_train[::10]))"
+    assert to_the_law(spoiled)["law"].batch.mean > 1.2 * nearer["law"].batch.mean
 
 
 def test_a_target_that_few_reach_is_not_fitted(nearer):
