@@ -609,9 +609,32 @@ def test_training_to_a_loss_ends_at_it():
 # What the notebook suggests
 
 
-def test_all_that_the_notebook_suggests_works():
+def notebook_cells():
     path = Path(__file__).parent.parent / "notebooks" / "02_loss_landscapes.ipynb"
-    cells = {cell.id.removeprefix("landscape-"): cell.source for cell in nbformat.read(path, as_version=4).cells}
+    return {cell.id.removeprefix("landscape-"): cell.source for cell in nbformat.read(path, as_version=4).cells}
+
+
+def test_the_rise_along_the_line_between_two_solutions_is_taken_both_ways_and_above_each():
+    def nets(*weights):
+        return [{"params": {"w": np.full(4, w, np.float32)}} for w in weights]
+
+    def square(params, x, y):
+        return (params["w"] ** 2).mean()
+
+    arms = {f"{batch}, {decay}": nets(*([w] * 5)) for batch, w in ((16, 0.0), (500, 1.0)) for decay in ("0", "0.001")}
+    found, namespace = {}, {"np": np, "jax": jax, "loss_landscapes": room, "loss": square, "arms": arms, "order": {}}
+    namespace |= {"TRAIN": (np.zeros(1), np.zeros(1)), "judge": lambda ruler, *pair: found.update({ruler: pair})}
+    for name in ("between", "between-rise"):
+        exec(notebook_cells()[name], namespace)
+    away, climb = namespace["AWAY"], namespace["climb"]
+    np.testing.assert_allclose(climb(0.0, 0)[0], away**2, atol=1e-5)
+    np.testing.assert_allclose(climb(0.0, 1)[0], (1 + away) ** 2 - 1, atol=1e-5)
+    assert len(found) == 3
+    np.testing.assert_allclose(list(found.values()), 0, atol=1e-3)  # a parabola is as steep at either place
+
+
+def test_all_that_the_notebook_suggests_works():
+    cells = notebook_cells()
     namespace = {"distances": np.linspace(-1, 1, 5)}
     for source in (
         *(cells[name] for name in ("01", "03", "05", "06", "09")),
