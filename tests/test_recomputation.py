@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import recomputation as room
-from dlscale.lab import models
+from dlscale.lab import models, program
 from dlscale.recomputation import Chain, Layer, Plan, exercises
 
 SIZES, COSTS = st.integers(0, 20), st.integers(1, 9)
@@ -452,6 +452,53 @@ def test_a_batch_of_one_saves_less():
     named = cells("01", "15", "16", "41", "83", *map(str, range(120, 127)), "129", changes={"half(16,": "half(1,"})
     weights, _, kept, inputs, _ = named["pair"]("plain", 26)
     assert 1 - (weights + inputs) / (weights + kept) < 0.6
+
+
+BLOCKS = (
+    "01",
+    "15",
+    "16",
+    "17",
+    "41",
+    "83",
+    *map(str, range(120, 127)),
+    "129",
+    "in-program",
+    "in-program-more",
+    "pre-block",
+)
+
+
+@pytest.mark.parametrize("way", ["plain", "lean, pre-activation"])
+def test_the_operations_of_blocks_add_up_to_those_of_the_program(way):
+    named = cells(*BLOCKS, changes={"26: (2, 2, 2, 2)": "8: (1, 1)", "224, 224": "64, 64"})
+    layers, shapes = named["resnet"](way, (1, 1))
+    kept, inputs = (
+        program.flops(jax.grad(room.apply(plan, [*layers, mean_square])), [*shapes, ()], named["half"](16, 64, 64, 3))
+        for plan in (room.keep_all(5), Plan(((0,), (1,), (2,), 3, 4)))
+    )
+    assert named["more_in_program"](way, 8) == pytest.approx(100 * (inputs / kept - 1), abs=0.2)
+
+
+@pytest.mark.parametrize(("way", "more"), [("plain", 100 / 3), ("plain, pre-activation", 100 * (1 - 4 / 17) / 3)])
+def test_a_preactivation_block_does_not_run_its_last_convolution_again(way, more):
+    named = cells(*BLOCKS)
+    layers, weights = named["resnet"](way, (2,))
+    layer, w, x = layers[2], weights[2], named["half"](16, 112, 112, 256)
+    entry, again = named["count_layer"](layer, w, x), named["with_checkpoint"](layer, w, x)
+    assert 100 * (again / (entry.forward + entry.backward) - 1) == pytest.approx(more, abs=0.3)
+
+
+def test_what_the_preactivation_blocks_keep_without_their_sums_is_what_the_program_keeps():
+    """In the plain way no gradient needs a sum; in the lean way the next norm keeps it."""
+    named = cells(*BLOCKS)
+    for way, sums in (("plain, pre-activation", 1), ("lean, pre-activation", 0)):
+        layers, shapes = named["resnet"](way, (2, 1))
+        chain = named["chain_of"](layers, shapes, x := named["half"](16, 64, 64, 3))
+        f = room.apply(room.keep_all(len(layers)), layers)
+        kept = program.kept_bytes(lambda w, x, f=f: (f(w, x) ** 2).sum(), shapes, x)
+        counted = sum(layer.saved - sums * layer.output for layer in chain.layers[:-1]) + chain.layers[-1].saved
+        assert counted == pytest.approx(kept, rel=0.01)
 
 
 def policies(changes=None):
