@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import nnls
 
 from dlscale.lab import checks
 from dlscale.lab.program import Message, Schedule
@@ -302,5 +301,7 @@ def fit_hockney(sizes: Sequence[float], seconds: Sequence[float]) -> Hockney:
         raise ValueError("sizes and seconds must be lists of equally many numbers, finite and positive.")
     if len(np.unique(sizes)) < 2:
         raise ValueError("One size cannot tell latency from time per byte: measure at two or more.")
+    from scipy.optimize import nnls  # here: it takes 40 MB, in each process of a group
+
     (latency, per_byte), _ = nnls(np.column_stack([np.ones_like(sizes), sizes]) / seconds[:, None], np.ones_like(sizes))
     return Hockney(float(latency), float(per_byte))
