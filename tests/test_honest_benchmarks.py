@@ -478,7 +478,7 @@ def test_a_target_that_some_never_reach(target):
     assert np.isinf(found["CROSSED"][24]).any()
     for place in (1, 3, 5):
         *_, judged, gain, _ = found["told"]("first crossing", place)
-        assert 1 <= gain.mean < math.inf and len(judged["content"]["test"]) <= 16
+        assert gain.mean >= 1 and len(judged["content"]["test"]) <= 16  # infinite if only who looks often arrives
 
 
 def test_another_target():
