@@ -363,6 +363,10 @@ BEST = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
         ("forget", exercises.tried(barrier_before), False),
         ("forget", exercises.tried(wrong_gradient), False),
         ("forget", exercises.tried(lambda f: f), False),
+        ("best_k", lambda n: round(math.sqrt(n)), True),
+        ("best_k", lambda n: math.ceil(math.sqrt(n)), False),
+        ("best_k", math.isqrt, False),
+        ("best_k", lambda n: n // 2, False),
         ("beat", BEST, True),
         ("beat", [[0, 1, 2, 3, 4], [5, 6, 7, 8], 9, 10, 11], True),
         ("beat", Plan(BEST), True),
@@ -375,6 +379,7 @@ BEST = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
         ("beat", tuple(range(6)), False),
         ("names", ("qkv", "average", "attention", "hidden"), True),
         ("names", {"hidden", "average", "qkv"}, True),
+        ("names", ("average", "attention", "hidden"), True),
         ("names", ("attention", "hidden"), False),
         ("names", ["average"], False),
         ("names", ("qkv", "scores", "average", "attention", "hidden"), False),
@@ -384,6 +389,13 @@ BEST = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
 def test_answers(name, answer, right):
     judged, line = vars(exercises)[name].judge(answer)
     assert judged is right, line
+
+
+def test_the_line_of_names_tells_its_own_pair():
+    lines = [exercises.names.judge(chosen)[1] for chosen in (("average", "attention", "hidden"), exercises.NAMES[:1])]
+    kept, again = exercises.kept_and_again(frozenset({"average", "attention", "hidden"}))
+    assert lines[0].endswith(f"Yours keeps {kept:.0f} MB and computes {again:.0f} % of a forward pass again.")
+    assert "Yours" not in lines[1]
 
 
 @pytest.mark.parametrize("answer", [..., (0, 1, 2), ((0, 1), 1, *range(2, 12)), tuple(range(13)), "0 1", 7, [[]]])

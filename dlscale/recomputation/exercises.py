@@ -218,7 +218,7 @@ held = Exercise(
 
 
 def _best_k(answer: Any) -> str | None:
-    for n in (4, 30, 100, 144, 1000):
+    for n in (4, 10, 30, 50, 100, 144, 1000):
         k = answer(n)
         if wrong := compare(f"k for {n} layers", k, float(np.clip(round(float(k)), 1, n)), 1e-9):
             return f"{wrong} It must be a whole number from 1 to {n}."
@@ -354,8 +354,12 @@ def kept_and_again(names: frozenset[str]) -> tuple[float, float]:
     return 6 * program.kept_bytes(some, weights, x) / 1e6, 100 * again
 
 
+def _chosen(answer: Any) -> frozenset[Any]:
+    return frozenset([answer] if isinstance(answer, str) else answer)
+
+
 def _names(answer: Any) -> str | None:
-    wanted = frozenset([answer] if isinstance(answer, str) else answer)
+    wanted = _chosen(answer)
     if strange := wanted - set(NAMES):
         return f"No result is called {sorted(map(str, strange))[0]!r}; there are {', '.join(NAMES)}."
     kept, again = kept_and_again(wanted)
@@ -364,7 +368,18 @@ def _names(answer: Any) -> str | None:
     return None
 
 
-names = Exercise(
+class _Pair(Exercise):
+    """Several answers are right, and they differ: the line says what this one keeps and costs."""
+
+    def judge(self, answer: object) -> tuple[bool, str]:
+        right, line = super().judge(answer)
+        if right:
+            kept, again = kept_and_again(_chosen(answer))
+            line += f" Yours keeps {kept:.0f} MB and computes {again:.0f} % of a forward pass again."
+        return right, line
+
+
+names = _Pair(
     id="recomputation-names",
     answer="my_names",
     question="At 1,024 tokens, six blocks may keep 150 MB. Of the five policies, the best that fits computes most of a "
