@@ -67,7 +67,7 @@ cubic = Exercise(
     "density over all steps, 0 to `steps` - 1, which is the share of a dense training's multiplications. (`steps` is a "
     "multiple of `every`.)",
     hints=(
-        "Which part of the way is done, (step - begin) / (end - begin)? Keep it between 0 and 1: the cubic goes on beyond.",
+        "Which part of the way is done, (step - begin) / (end - begin)? Keep it between 0 and 1, where the cubic ends.",
         "Every mask serves as many steps as any other: take np.arange(0, steps, every), np.clip and the mean.",
     ),
     code="""
