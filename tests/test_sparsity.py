@@ -369,12 +369,35 @@ def test_an_exchange_drops_the_smallest_and_grows_where_the_gradient_is_large():
     w, gradient = weights((6, 5)), weights((6, 5), 1)
     mask = (weights((6, 5), 2) > 0) * np.float32(1)
     w *= mask
-    new = np.asarray(jax.jit(experiment.exchange)(w, mask, gradient, 0.4, 1))
+    new = np.asarray(jax.jit(experiment.exchange)(w, mask, gradient, 0.4, 1, weights((6, 5), 3)))
     moved = round(0.4 * mask.sum())
     dropped, grown = (mask == 1) & (new == 0), (mask == 0) & (new == 1)
     assert dropped.sum() == grown.sum() == moved
     assert np.abs(w[dropped]).max() <= np.abs(w[(mask == 1) & (new == 1)]).min()
     assert np.abs(gradient[grown]).min() >= np.abs(gradient[(mask == 0) & (new == 0)]).max()
+
+
+def test_a_number_is_the_same_masks_however_it_is_compiled():
+    """Alone, among others, and where the weights differ in their last bits, as they do on another processor."""
+    w = jnp.asarray(weights((20, 6)))
+    alone = [jax.jit(experiment.random_like)(w * (1 + 1e-6), number, 45) for number in (3.0, 4.0)]
+    np.testing.assert_array_equal(jax.vmap(lambda n: experiment.random_like(w, n, 45))(jnp.array([3.0, 4.0])), alone)
+    others = [experiment.random_like(w, 3.0, 90), experiment.random_like(w[:19], 3.0, 45), alone[1]]
+    assert not any(np.isin(other, alone[0]).any() for other in others), "others at every step, layer and number"
+
+
+@pytest.mark.parametrize("arm", experiment.OUTPUT_ARMS)
+def test_the_controls_of_the_last_layer_keep_as_many_weights(arm):
+    densities, weights_of = experiment.output_densities(arm), {n: math.prod(s) for n, s in experiment.SHAPES.items()}
+    assert sum(densities[name] * count for name, count in weights_of.items()) == pytest.approx(0.01 * 17280)
+    by_erk, even = experiment.erk(0.01), 0.01
+    hidden = densities["dense1"] / densities["dense2"]
+    if arm.startswith("even"):
+        assert (densities["output"], hidden) == (by_erk["output"], 1)
+    else:
+        assert (densities["output"], hidden) == (even, pytest.approx(by_erk["dense1"] / by_erk["dense2"]))
+    kept = records.read("sparsity-output").values("output_density", arm=arm, judged_on="test")
+    np.testing.assert_allclose(kept, densities["output"], atol=1 / 640)
 
 
 # Exercises
@@ -389,12 +412,25 @@ def counted(a, e):
     return total
 
 
-def library_cubic(step, begin, end, final):
-    return optax.polynomial_schedule(1.0, final, power=3, transition_steps=end - begin, transition_begin=begin)(step)
+def step_by_step(begin, end, final, steps, every):
+    """The mask that is in force at each step, by the library's schedule."""
+    cubic = optax.polynomial_schedule(1.0, final, power=3, transition_steps=end - begin, transition_begin=begin)
+    return np.mean([float(cubic(step - step % every)) for step in range(steps)])
 
 
-def cubic_as_written(step, begin, end, final):
-    return final + (1 - final) * (1 - (step - begin) / (end - begin)) ** 3
+def cubic_as_written(begin, end, final, steps, every):
+    """Not kept between 0 and 1."""
+    done = (np.arange(0, steps, every) - begin) / (end - begin)
+    return (final + (1 - final) * (1 - done) ** 3).mean()
+
+
+def renewed_always(begin, end, final, steps, every):
+    return step_by_step(begin, end, final, steps, 1)
+
+
+def only_between(begin, end, final, steps, every):
+    """The mean of the way down, without the steps before it and after."""
+    return final + (1 - final) / 4
 
 
 def pays(size, dense_rate, sparse_rate, start):
@@ -441,9 +477,10 @@ def by_hand(sizes, errors, target):
         (exercises.products, lambda a, e: a.sum() * e.shape[1] * (1 + 2 * e.mean()), False),  # as if independent
         (exercises.products, lambda a, e: a.sum() * e.shape[1] + (a.T @ e).sum() + e.sum() * a.shape[1], False),
         (exercises.products, lambda a, e: np.array([a.sum() * e.shape[1], *2 * [(a.sum(1) * e.sum(1)).sum()]]), False),
-        (exercises.cubic, library_cubic, True),
+        (exercises.cubic, step_by_step, True),
         (exercises.cubic, cubic_as_written, False),
-        (exercises.cubic, lambda step, begin, end, final: 1 - (1 - final) * (step - begin) / (end - begin), False),
+        (exercises.cubic, renewed_always, False),
+        (exercises.cubic, only_between, False),
         (exercises.together, by_sorting, True),
         (exercises.together, each_layer, False),
         (exercises.two_of_four, any_two, True),

@@ -48,31 +48,36 @@ def needed_multiplications(a, e):
 
 
 def _cubic(answer: Any) -> str | None:
-    for begin, end, final, steps in ((100, 500, 0.1, (300, 0, 100, 250, 500, 900)), (40, 60, 0.02, (59, 20, 41, 80))):
-        for step in steps:
-            done = min(max((step - begin) / (end - begin), 0.0), 1.0)
-            given = f"The density at step {step}, on the way from step {begin} to {end} and to a density of {final},"
-            if wrong := compare(given, answer(step, begin, end, final), final + (1 - final) * (1 - done) ** 3, 1e-3):
-                return wrong
+    ways = ((0, 400, 0.1, 400, 100), (72, 252, 0.05, 360, 30), (40, 60, 0.02, 100, 20), (100, 900, 0.2, 1000, 1))
+    for begin, end, final, steps, every in ways:
+        done = np.clip((np.arange(0, steps, every) - begin) / (end - begin), 0, 1)
+        expected = (final + (1 - final) * (1 - done) ** 3).mean()
+        given = f"The mean density of {steps} steps, from step {begin} to {end} down to {final}, renewed every {every},"
+        if wrong := compare(given, answer(begin, end, final, steps, every), expected, 1e-4):
+            return wrong
     return None
 
 
 cubic = Exercise(
     id="sparsity-cubic",
-    answer="cubic_density",
-    question="Write the cubic for any step. `cubic_density(step, begin, end, final)` returns 1 up to step `begin`, "
-    "`final` from step `end` on, and the formula between.",
+    answer="mean_density",
+    question="Pruning gradually has most of its weights at first: what does it save *while* it trains? The mask "
+    "follows the cubic only at the steps 0, `every`, 2 `every`, …, and stays until the next; the density is 1 up to "
+    "step `begin` and `final` from step `end` on. Write `mean_density(begin, end, final, steps, every)`: the mean "
+    "density over all steps, 0 to `steps` - 1, which is the share of a dense training's multiplications. (`steps` is a "
+    "multiple of `every`.)",
     hints=(
-        "Which part of the way is done, (step - begin) / (end - begin)? Keep it between 0 and 1.",
-        "min(max(done, 0), 1) does that; then final + (1 - final) * (1 - done) ** 3.",
+        "Which part of the way is done, (step - begin) / (end - begin)? Keep it between 0 and 1, where the cubic ends.",
+        "Every mask serves as many steps as any other: take np.arange(0, steps, every), np.clip and the mean.",
     ),
     code="""
-def cubic_density(step, begin, end, final):
-    done = min(max((step - begin) / (end - begin), 0), 1)
-    return final + (1 - final) * (1 - done) ** 3
+def mean_density(begin, end, final, steps, every):
+    renewed = np.arange(0, steps, every)
+    done = np.clip((renewed - begin) / (end - begin), 0, 1)
+    return (final + (1 - final) * (1 - done) ** 3).mean()
 """,
     wrong=_cubic,
-    right="after half of the way seven eighths of the cuts are done: early, while there is plenty to cut.",
+    right="a mask that is renewed seldom lags behind the cubic and multiplies more; below, you need this number.",
 )
 
 

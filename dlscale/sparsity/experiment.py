@@ -391,6 +391,54 @@ def ways_plan(run: RunTrials) -> None:
         _tuned(run, rates, WAY_TUNING_SEEDS, [*WAY_SEEDS, *(EQUAL_WORK_SEEDS if compared else [])], **arm)
 
 
+# Is it the last layer that starves at 1 %? Even shares but for the last layer, and ERK's but for the last layer
+
+OUTPUT_DENSITY = 0.01
+OUTPUT_ARMS = ("even, the last by ERK", "ERK, the last even")
+
+
+def output_densities(arm: str, density: float = OUTPUT_DENSITY) -> dict[str, float]:
+    """Densities of the layers: the last one's by one allocation, those of the others by the other one, scaled to fit.
+
+    All arms keep as many weights.
+    """
+    weights, by_erk = {name: math.prod(shape) for name, shape in SHAPES.items()}, erk(density)
+    even = dict.fromkeys(SHAPES, density)
+    last, others = (by_erk, even) if arm == OUTPUT_ARMS[0] else (even, by_erk)
+    left = density * sum(weights.values()) - last["output"] * weights["output"]
+    others = {name: share for name, share in others.items() if name != "output"}
+    scale = left / sum(share * weights[name] for name, share in others.items())
+    return {name: scale * share for name, share in others.items()} | {"output": last["output"]}
+
+
+def allotted(learning_rate: Array, dense1: Array, dense2: Array, output: Array) -> optax.GradientTransformation:
+    """`pruning` gradually, each layer to a density of its own; none waits for another."""
+    final = {"dense1": dense1, "dense2": dense2, "output": output}
+
+    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
+        to_go = density_at(state.step, jnp.float32(0), jnp.int32(WAYS.index("gradually")))
+
+        def thinned() -> Params:
+            return {name: sparsity.mask(params[name], d + (1 - d) * to_go) for name, d in final.items()}
+
+        mask = jax.lax.cond(state.step % EVERY == 0, thinned, lambda: state.mask)
+        return _momentum(learning_rate, jnp.bool_(False), gradient, state, params, mask)
+
+    return optax.GradientTransformation(_begin, update)
+
+
+def output_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy in percent, and the layers' densities in the end."""
+    run = _fitted(allotted, judged_on, WAY_EPOCHS, seed, learning_rate=learning_rate, **output_densities(arm))
+    return {"accuracy": 100 * float(run.history.test_accuracy[-1])} | _kept(run.params)
+
+
+def output_plan(run: RunTrials) -> None:
+    """Tuned as in `ways_plan`, with the same networks at the start."""
+    for arm in OUTPUT_ARMS:
+        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, arm=arm)
+
+
 # Rounds in full: each as long as the first training, with the same schedule of the rate
 
 RETRAININGS = ("fine-tuned", "fine-tuned, ten times the rate", "weights rewound", "rate rewound")
@@ -449,16 +497,23 @@ def _rank(scores: Array) -> Array:
     return jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(scores.shape)  # 0 for the largest
 
 
-def _key(w: Array) -> Array:
-    """Other random numbers for every network and every step, without a seed to carry along."""
-    return jax.random.key(jax.lax.bitcast_convert_type(jnp.abs(w).sum(), jnp.uint32))
+def random_like(w: Array, number: Array, step: Array) -> Array:
+    """Others for every network, by its number, for every step, and for every layer: the layers differ in size.
+
+    Made from whole numbers alone: bits of a weight or of a sum are others on another processor, or under `vmap`.
+    """
+    key = jax.random.fold_in(jax.random.key(jnp.uint32(number)), w.size)
+    return jax.random.uniform(jax.random.fold_in(key, step), w.shape)
 
 
-def exchange(w: Array, mask: Array, gradient: Array, share: Array, by_gradient: Array) -> Array:
-    """The mask after the smallest `share` of its weights are dropped and as many are grown."""
+def exchange(w: Array, mask: Array, gradient: Array, share: Array, by_gradient: Array, other: Array) -> Array:
+    """The mask after the smallest `share` of its weights are dropped and as many are grown.
+
+    They grow where the gradient is large, or else the numbers `other`.
+    """
     moved = jnp.round(share * mask.sum())
     stays = _rank(jnp.abs(w) * mask) < mask.sum() - moved
-    wish = jnp.where(by_gradient > 0, jnp.abs(gradient), jax.random.uniform(_key(w), w.shape))
+    wish = jnp.where(by_gradient > 0, jnp.abs(gradient), other)
     grows = _rank(jnp.where(mask == 0, wish, -1.0)) < moved
     return (stays | grows) * 1.0
 
@@ -472,12 +527,12 @@ def layer_densities(sharing: str, density: float) -> dict[str, float]:
 
 def dynamic(
     learning_rate: Array, dense1: Array, dense2: Array, output: Array, share: Array, by_gradient: Array, scaled: Array,
-    times: Array,
+    times: Array, number: Array,
 ) -> optax.GradientTransformation:  # fmt: skip
     """SGD with momentum under a random mask, its connections exchanged until 3/4 of the steps, `times` the usual.
 
     Where `scaled`, the first step divides the initial weights by the root of their layer's density: a unit with fewer
-    inputs then begins with sums as large as those of a dense one.
+    inputs then begins with sums as large as those of a dense one. `number` says which masks are drawn.
     """
     densities = {"dense1": dense1, "dense2": dense2, "output": output}
 
@@ -485,8 +540,7 @@ def dynamic(
         mask = jax.tree.map(jnp.ones_like, params)
         for name, density in densities.items():
             w = params[name]["w"]
-            score = jax.random.uniform(_key(w), w.shape)
-            mask[name] = {**mask[name], "w": (_rank(score) < jnp.round(density * w.size)) * 1.0}
+            mask[name] = {**mask[name], "w": (_rank(random_like(w, number, 0)) < jnp.round(density * w.size)) * 1.0}
         return mask
 
     def init(params: Params) -> Pruning:
@@ -497,7 +551,9 @@ def dynamic(
         now = share * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / (0.75 * STEPS * times), 1)))
 
         def moved() -> Params:
-            change = lambda w, m, g: exchange(w, m, g, now, by_gradient) if w.ndim > 1 else m  # noqa: E731
+            def change(w: Array, m: Array, g: Array) -> Array:
+                return exchange(w, m, g, now, by_gradient, random_like(w, number, step)) if w.ndim > 1 else m
+
             return jax.tree.map(change, params, state.mask, gradient)
 
         due = (step > 0) & (step % EXCHANGE_EVERY == 0)
@@ -520,7 +576,8 @@ def dynamic_trial(
     """Accuracy in percent, the densities reached and, in percent, connections from the middle 8 × 8 of the pixels."""
     share, by_gradient = CHANGES[change]
     setting = layer_densities(sharing, density) | {"share": share, "by_gradient": by_gradient, "scaled": scaled}
-    run = _fitted(dynamic, judged_on, WAY_EPOCHS * times, seed, learning_rate=learning_rate, times=times, **setting)
+    setting |= {"learning_rate": learning_rate, "times": times, "number": seed}
+    run = _fitted(dynamic, judged_on, WAY_EPOCHS * times, seed, **setting)
     used = (np.asarray(run.params["dense1"]["w"]) != 0).sum(1).reshape(14, 14)
     middle = 100 * float(used[3:11, 3:11].sum() / used.sum())
     return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "middle": middle} | _kept(run.params)
@@ -566,7 +623,7 @@ def small_trial(net: str, learning_rate: float, seed: int, judged_on: str) -> di
     optimizer, setting = PRUNING["global"], {"way": WAYS.index(way) if way in WAYS else 0, "density": density}
     if way == "RigL":  # by ERK
         shares = [SMALL_WEIGHTS / sum(map(sum, shapes)) * sum(shape) / math.prod(shape) for shape in shapes]
-        optimizer, setting = dynamic, dict(zip(SHAPES, shares, strict=True)) | {"scaled": 1, "times": 1}
+        optimizer, setting = dynamic, dict(zip(SHAPES, shares, strict=True)) | {"scaled": 1, "times": 1, "number": seed}
         setting |= dict(zip(("share", "by_gradient"), CHANGES[way], strict=True))
     options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS * times, "eval_every": WAY_EPOCHS, "progress": False}
     examples = _fewer(pixels, _digits(judged_on))
@@ -631,6 +688,16 @@ WAYS_RECORD = Experiment(
     ways_plan,
     dict.fromkeys((*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"), 1.0) | _LAYERS,
     chaotic=(*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"),
+    drawn={"judged_on": "test"},
+)
+
+OUTPUT_RECORD = Experiment(
+    "sparsity-output",
+    "pruned gradually to 1 %, even shares but for the last layer and ERK's but for the last layer, tuned",
+    output_trial,
+    output_plan,
+    {"accuracy": 1.0} | _LAYERS,
+    chaotic=("accuracy",),
     drawn={"judged_on": "test"},
 )
 
