@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import re
 from collections import Counter
 
 import jax
@@ -368,6 +369,16 @@ def test_a_program_of_ones_own_is_drawn():
     cells = Cells("17_code_as_data", {"SMALL = {": power})
     cells.run("code-imports", "code-small")
     assert "mul" in names(cells["GRAPHS"]["power"]) and "scan" in names(cells["GRAPHS"]["power"])
+
+
+def test_what_to_try_next_names_what_the_notebook_has():
+    cells = Cells("17_code_as_data").sources
+    asked = set(re.findall(r"\b[A-Z][A-Z_]+\b", " ".join(re.findall(r"`([^`]*)`", cells["code-next"])))) - {"GROUPS"}
+    made = "\n".join(source for name, source in cells.items() if name != "code-next")
+    assert "ALL_BY_TYPES" in asked
+    assert not [
+        name for name in asked if not re.search(rf"^(\w+, )*{name}(, \w+)* = |^def {name}|\b{name}:", made, re.M)
+    ]
 
 
 def test_contexts_of_one_edge():

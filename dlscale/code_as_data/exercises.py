@@ -37,7 +37,8 @@ contexts = Exercise(
     "whatever the direction of the edges; each pair both ways, none twice.",
     hints=(
         "From one statement: begin with itself, and `radius` times add all neighbours of what you have.",
-        "Keep, for each statement, the set of those it touches, in both directions; `near |= touching[k]`.",
+        "Keep, for each statement, the set of those it touches, in both directions. Over `list(near)`, a copy, go with "
+        "`near |= touching[k]`: a set must not grow while one goes through it.",
     ),
     code="""
 def contexts(edges, count, radius):
@@ -54,7 +55,7 @@ def contexts(edges, count, radius):
     return pairs
 """,
     wrong=_contexts,
-    right="two statements of a loop are near, however many lines stand between them.",
+    right="the end of a loop's body is near its head, however many lines stand between them.",
 )
 
 

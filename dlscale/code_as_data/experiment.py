@@ -160,6 +160,48 @@ VECTORS = Experiment(
     chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 4, "programs": "all"},
 )  # fmt: skip
 
+REDRAWN_SEEDS = range(40, 48)
+WIRES = ("own", "redrawn", "text")
+
+
+def counted(found: np.ndarray, size: int) -> np.ndarray:
+    """(size, size) positive pointwise mutual information of pairs (n, 2): vectors without training.
+
+    Skip-gram approximates such a table by products of short vectors (Levy & Goldberg 2014).
+    """
+    table = np.zeros((size, size))
+    np.add.at(table, tuple(found.T), 1)
+    chance = np.outer(table.sum(1), table.sum(0)) / table.sum()
+    return np.log(np.maximum(table, 1e-12) / np.maximum(chance, 1e-12)).clip(0)
+
+
+def redrawn_trial(wires: str, way: str, radius: int, seed: int) -> dict[str, float]:
+    """As `vectors_trial`, by skip-gram or by counts, along the flow, the text, or as many wires drawn at random."""
+    words, rng, graphs = vocabulary(), np.random.default_rng([seed, 6]), corpus.load("corpus").graphs
+    graphs = [rewired(one, rng) for one in graphs] if wires == "redrawn" else graphs
+    found, size = pairs(graphs, words, "sequence" if wires == "text" else "flow", radius), len(words.words)
+    own = skip_gram(found, size, seed=seed) if way == "skip-gram" else counted(found, size)
+    table, names = of_instructions(own, words), list(words.instructions)
+    asked = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
+    return {name: round(100 * float(hits(table, names, groups).mean()), 3) for name, groups in asked.items()}
+
+
+def redrawn_plan(run: RunTrials) -> None:
+    """Counts hang on no seed, but for redrawn wires."""
+    for wires, radius in itertools.product(WIRES, RADII):
+        seeds = REDRAWN_SEEDS if wires == "redrawn" else REDRAWN_SEEDS[:1]
+        run([{"wires": wires, "way": "counts", "radius": radius, "seed": seed} for seed in seeds])
+    for wires, radius in itertools.product(WIRES[:2], RADII):
+        run([{"wires": wires, "way": "skip-gram", "radius": radius, "seed": seed} for seed in REDRAWN_SEEDS])
+
+
+REDRAWN_MEASURES = ("hits", "chosen_by", "test")
+REDRAWN = Experiment(
+    "code_as_data-redrawn", "related instructions, by vectors from the flow, the text, and redrawn wires",
+    redrawn_trial, redrawn_plan, dict.fromkeys(REDRAWN_MEASURES, 1.0),
+    chaotic=REDRAWN_MEASURES, drawn={"wires": "own", "way": "counts", "radius": 1},
+)  # fmt: skip
+
 # Networks that read programs
 
 
@@ -521,33 +563,79 @@ WIRING = Experiment(
 )  # fmt: skip
 
 
-def bare_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
-    """The network along the flow, as in `fitted`, of programs with the same word for all statements."""
+ONE_WORD = "along the flow, one word"
+
+
+def bare(one: Graph) -> Graph:
+    """The same wires, with one word for all statements."""
+    return Graph((UNKNOWN,) * len(one.statements), one.data, one.control)
+
+
+def bare_fitted(rate: float, seed: int) -> tuple[dict[str, float], Any]:
+    """As `fitted`, of the network along the flow and `bare` programs, without the early loss."""
     ready = {
-        name: (
-            padded(
-                [Graph((UNKNOWN,) * len(one.statements), one.data, one.control) for one in programs], LONGEST["wirings"]
-            ),
-            y.astype(np.int32),
-        )
+        name: (padded([bare(one) for one in programs], LONGEST["wirings"]), y.astype(np.int32))
         for name, (programs, y) in wiring_parts(seed).items()
     }
     rng, table = np.random.default_rng([seed, 5]), jnp.asarray(vectors("untrained", seed))
     rows = rng.integers(len(ready["train"][1]), size=(STEPS // LOOK, LOOK, BATCH))
     key, classes = jax.random.key(seed), len(corpus.WIRINGS)
-    right = _train("graph", classes, np.float32(rate), key, table, rows, ready)[0]
+    right, _, params = _train("graph", classes, np.float32(rate), key, table, rows, ready)
     best = int(np.argmax(right["validation"]))
-    return {name: round(100 * float(share[best]), 3) for name, share in right.items()}
+    found = {name: round(100 * float(share[best]), 3) for name, share in right.items()}
+    return found, jax.tree.map(lambda leaf: leaf[best], params)
+
+
+def bare_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    return bare_fitted(rate, seed)[0]
 
 
 def bare_plan(run: RunTrials) -> None:
-    until_inside(run, "along the flow, one word", WIRING_SEEDS)
+    until_inside(run, ONE_WORD, WIRING_SEEDS)
 
 
 BARE = Experiment(
     "code_as_data-bare", "how two operations are wired, by a network along the flow that sees the wires alone",
     bare_trial, bare_plan, dict.fromkeys(WIRING_MEASURES, 3.0),
     chaotic=WIRING_MEASURES, drawn={"rate": 2.0**-4},
+)  # fmt: skip
+
+KNOWN_ARMS = ("along the flow", "along the flow, untrained", "recurrent", "recurrent, untrained", ONE_WORD)
+KNOWN_SEEDS = range(20, 36)
+
+
+def known_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
+    """Percent right of the test's programs: of all, of those without a statement that the vocabulary lacks.
+
+    "unknown": percent of the programs that have one. All such statements read as one word, and a network may learn
+    what the unknown one does from the operations that it was trained on.
+    """
+    programs, y = wiring_parts(seed)["test"]
+    known = np.array([vocabulary().encode(one).min() > 0 for one in programs])
+    if arm == ONE_WORD:
+        chosen, (found, params) = Arm("graph", "untrained", "flow"), bare_fitted(rate, seed)
+        programs = [bare(one) for one in programs]
+    else:
+        chosen, (found, params) = ARMS[arm], fitted("wirings", arm, rate, seed)
+    batch, table = padded(programs, LONGEST["wirings"], chosen.wires), jnp.asarray(vectors(chosen.context, seed))
+    right = np.asarray(logits(chosen.network, params, table, batch).argmax(1)) == y
+    return {name: round(100 * float(share), 3) for name, share in (
+        ("known", right[known].mean()), ("test", found["test"] / 100), ("unknown", 1 - known.mean()),
+    )}  # fmt: skip
+
+
+def known_plan(run: RunTrials) -> None:
+    """Each arm at the rate that was best on the first splits, on those and on others."""
+    told, alone = records.read(WIRING.id), records.read(BARE.id)
+    for arm in KNOWN_ARMS:
+        rate = best_rate(alone if arm == ONE_WORD else told, arm)
+        run([{"arm": arm, "rate": rate, "seed": seed} for seed in (*WIRING_SEEDS, *KNOWN_SEEDS)])
+
+
+KNOWN = Experiment(
+    "code_as_data-known", "how two new operations are wired, all their statements known, by five arms",
+    known_trial, known_plan, {"known": 3.0, "test": 3.0, "unknown": 0.01},
+    chaotic=("known", "test"), drawn={"arm": "along the flow"},
 )  # fmt: skip
 
 # How long does it take?
