@@ -489,12 +489,13 @@ def block_by_block(skip, new, depth):
     [
         (block_by_block, True),
         (lambda a, b, depth: ((a * a + b * b) ** depth, (1 + (b / a) ** 2) ** -depth if a else 0), True),
+        (lambda a, b, depth: jnp.array(block_by_block(a, b, depth)), True),
         (lambda a, b, depth: (a**2 + depth * b**2, 1 / (1 + depth * b**2)), False),
         (lambda a, b, depth: ((v := (a**2 + b**2) ** depth), a**depth / v), False),
         (lambda a, b, depth: ((v := (a + b) ** depth), a**depth / v), False),
         (lambda a, b, depth: (a**2 + b**2) ** depth, False),
     ],
-    ids=["block by block", "a power", "contributions do not grow", "not squared", "no variances", "no share"],
+    ids=["block by block", "a power", "jax", "contributions do not grow", "not squared", "no variances", "no share"],
 )
 def test_the_signal_exercise(answer, right):
     assert exercises.signal.judge(answer)[0] == right
@@ -590,9 +591,21 @@ def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b
         (functools.partial(fair_pairs, same=("rate", "decay")), False),
         (functools.partial(fair_pairs, limit=1.0), False),
         (functools.partial(fair_pairs, gap=lambda a, b: 0 if np.isnan(a - b) else abs(a - b) / b), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b) / min(a, b)), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: 2 * abs(a - b) / (a + b)), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(np.log(a / b))), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b)), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b), limit=0.002), False),
+        (functools.partial(fair_pairs, limit=0.005), False),
+        (functools.partial(fair_pairs, limit=0.2), False),
+        (functools.partial(fair_pairs, limit=0.35), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(round(a, 2) - round(b, 2)), limit=1e-6), False),
         (lambda nets: [], False),
     ],
-    ids=["right", "a set", "any decay", "any seed", "any loss", "failed runs", "none"],
+    ids=[
+        *("right", "a set", "any decay", "any seed", "any loss", "failed runs", "of the lesser", "of the mean"),
+        *("logarithms", "absolute", "a small absolute", "half a per cent", "20 %", "35 %", "rounded", "none"),
+    ],
 )
 def test_the_fair_exercise(answer, right):
     assert exercises.fair.judge(answer)[0] == right

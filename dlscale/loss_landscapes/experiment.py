@@ -203,6 +203,19 @@ SKIPS = Experiment(
 )
 
 
+def faster_plan(run: RunTrials) -> None:
+    """Skips at the larger rates of equal weights, with the seeds of the test: each net at its own flattest rate."""
+    run([{"net": "skips", "rate": r, "seed": seed, "judged_on": "test"} for r in SLOWER for seed in TEST_SEEDS])
+
+
+FASTER = dataclasses.replace(
+    SKIPS,
+    id="loss_landscapes-faster",
+    about="the deep net with skips at larger rates: how the ground is where it ends",
+    plan=faster_plan,
+)
+
+
 @functools.cache
 def written_in(net: str) -> Callable[..., Array]:
     """The same function of other weights: those of the blocks are multiplied by a factor before they are used."""
@@ -490,4 +503,22 @@ NOISE = dataclasses.replace(
     about="the same network, batches of 16 and 64: what remains of a larger batch where the rate grows with it",
     plan=noise_plan,
     drawn={"batch": 64, "rate": 2.0**-4},
+)
+
+
+# One rate for both, its neighbour, and the two between which the choice for batch 500 hangs on one failed run
+ATTACKED = (16, 2.0**-2), (16, 2.0**-2.5), (500, 2.0**-2), (500, 2.0), (500, 2.0**1.5)
+
+
+def attack_plan(run: RunTrials) -> None:
+    """Small and large batches at one rate, and at those near the best of each, on seeds of their own."""
+    run([{"batch": b, "rate": r, "seed": seed, "judged_on": "test"} for b, r in ATTACKED for seed in range(346, 362)])
+
+
+ATTACK = dataclasses.replace(
+    BATCHES,
+    id="loss_landscapes-attack",
+    about="the same network, batches of 16 and 500 at one rate and at the largest that train: how they bear an attack",
+    plan=attack_plan,
+    drawn={"batch": 500, "rate": 2.0},
 )
