@@ -430,6 +430,14 @@ def test_the_surfaces_are_of_the_chosen_rates_and_all_nets_came_to_the_same_loss
     np.testing.assert_allclose(losses, experiment.TARGET, rtol=0.01)
 
 
+def test_the_attack_is_at_the_best_rates_and_those_beside_them():
+    record = records.read("loss_landscapes-batches")
+    best = {batch: record.options("rate", batch=batch, judged_on="test")[0] for batch in (16, 500)}
+    assert set(experiment.ATTACKED) == {(16, best[16]), (16, best[16] / 2**0.5), (500, best[16])} | {
+        (500, rate) for rate in experiment.MLP_RATES if best[500] <= rate < 2 * best[500]
+    }
+
+
 # The exercises that a reader writes: the naive answers are refused, other right ones are not
 
 
@@ -661,7 +669,9 @@ def test_all_that_the_notebook_suggests_works():
         *body, last = source.strip().splitlines()
         exec("\n".join([*body, f"result = {last}"]), namespace)
         results.append(namespace["result"])
-    slice_of_test, valleys, top = results
+    slice_of_test, valleys, top, shifted = results
     assert slice_of_test.argmin() == 2 and slice_of_test[2] > np.log(10)
     assert valleys == 1
     assert 1 < top < 2  # 2 / rate
+    assert shifted[2] == pytest.approx(0.007, abs=0.005)
+    assert (shifted[[1, 3]] > 1.5 * eval(suggestions[0].replace("TEST", "TRAIN"), namespace)[[1, 3]]).all()

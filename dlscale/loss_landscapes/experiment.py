@@ -203,16 +203,39 @@ SKIPS = Experiment(
 )
 
 
-def faster_plan(run: RunTrials) -> None:
-    """Skips at the larger rates of equal weights, with the seeds of the test: each net at its own flattest rate."""
-    run([{"net": "skips", "rate": r, "seed": seed, "judged_on": "test"} for r in SLOWER for seed in TEST_SEEDS])
+@functools.cache
+def mean_error(net: str) -> Callable[..., Array]:
+    def error(params: Params, x: Array, y: Array) -> Array:
+        return 100 * (scores(net, params, x).argmax(-1) != y).mean()
+
+    return error
 
 
-FASTER = dataclasses.replace(
+def wider_trial(net: str, rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """As `trial`; and by other rulers: the rise of the loss at distance 0.1, and of the error (%) at 0.25."""
+    measures = trial(net, rate, seed, judged_on) | {"near": float("nan"), "error rise": float("nan")}
+    if np.isfinite(measures["rise"]):
+        params, _, _ = trained(net, rate, seed)
+        for name, measure, far in (("near", mean_loss(net), 0.1), ("error rise", mean_error(net), 0.25)):
+            places = np.array([-far, 0, far])
+            rises = [loss_landscapes.line(measure, params, d, places, _images("training")) for d in directions(params)]
+            measures[name] = np.mean([(line[0] + line[2]) / 2 - line[1] for line in rises])
+    return measures
+
+
+def wider_plan(run: RunTrials) -> None:
+    """Both nets of the surfaces, and skips at the larger rates of equal weights, with the seeds of the test."""
+    arms = [*CHOSEN.items(), *(("skips", rate) for rate in SLOWER)]
+    run([{"net": net, "rate": r, "seed": seed, "judged_on": "test"} for net, r in arms for seed in TEST_SEEDS])
+
+
+WIDER = dataclasses.replace(
     SKIPS,
-    id="loss_landscapes-faster",
-    about="the deep net with skips at larger rates: how the ground is where it ends",
-    plan=faster_plan,
+    id="loss_landscapes-wider",
+    about="the deep net with skips at larger rates, and by other rulers: how the ground is where it ends",
+    trial=wider_trial,
+    plan=wider_plan,
+    tolerance=SKIPS.tolerance | {"near": 0.02, "error rise": 2},
 )
 
 
