@@ -433,9 +433,10 @@ def test_the_surfaces_are_of_the_chosen_rates_and_all_nets_came_to_the_same_loss
 def test_the_attack_is_at_the_best_rates_and_those_beside_them():
     record = records.read("loss_landscapes-batches")
     best = {batch: record.options("rate", batch=batch, judged_on="test")[0] for batch in (16, 500)}
-    assert set(experiment.ATTACKED) == {(16, best[16]), (16, best[16] / 2**0.5), (500, best[16])} | {
-        (500, rate) for rate in experiment.MLP_RATES if best[500] <= rate < 2 * best[500]
-    }
+    grid = experiment.MLP_RATES
+    small, large = (grid.index(best[batch]) for batch in (16, 500))
+    expected = {(16, small), (16, small - 1), (500, small), (500, large), (500, large + 1)}
+    assert {(batch, grid.index(rate)) for batch, rate in experiment.ATTACKED} == expected
 
 
 # The exercises that a reader writes: the naive answers are refused, other right ones are not
