@@ -643,14 +643,16 @@ def test_the_rise_along_the_line_between_two_solutions_is_taken_both_ways_and_ab
     def square(params, x, y):
         return (params["w"] ** 2).mean()
 
-    arms = {f"{batch}, {decay}": nets(*([w] * 5)) for batch, w in ((16, 0.0), (500, 1.0)) for decay in ("0", "0.001")}
+    how = "no decay", "decay", "no decay, stopped"
+    arms = {f"{batch}, {name}": nets(*([w] * 5)) for batch, w in ((16, 0.0), (500, 1.0)) for name in how}
     found, namespace = {}, {"np": np, "jax": jax, "loss_landscapes": room, "loss": square, "arms": arms, "order": {}}
-    namespace |= {"TRAIN": (np.zeros(1), np.zeros(1)), "judge": lambda ruler, *pair: found.update({ruler: pair})}
+    namespace |= {"HOW": how, "TRAIN": (np.zeros(1), np.zeros(1))}
+    namespace["judge"] = lambda ruler, *rises: found.update({ruler: rises})
     for name in ("between", "between-rise"):
         exec(notebook_cells()[name], namespace)
     away, climb = namespace["AWAY"], namespace["climb"]
-    np.testing.assert_allclose(climb(0.0, 0)[0], away**2, atol=1e-5)
-    np.testing.assert_allclose(climb(0.0, 1)[0], (1 + away) ** 2 - 1, atol=1e-5)
+    np.testing.assert_allclose(climb("decay", 0)[0], away**2, atol=1e-5)
+    np.testing.assert_allclose(climb("decay", 1)[0], (1 + away) ** 2 - 1, atol=1e-5)
     assert len(found) == 3
     np.testing.assert_allclose(list(found.values()), 0, atol=1e-3)  # a parabola is as steep at either place
 
@@ -670,9 +672,11 @@ def test_all_that_the_notebook_suggests_works():
         *body, last = source.strip().splitlines()
         exec("\n".join([*body, f"result = {last}"]), namespace)
         results.append(namespace["result"])
-    slice_of_test, valleys, top, shifted = results
+    slice_of_test, valleys, top, shifted, unbalanced, shift = results
     assert slice_of_test.argmin() == 2 and slice_of_test[2] > np.log(10)
     assert valleys == 1
     assert 1 < top < 2  # 2 / rate
-    assert shifted[2] == pytest.approx(0.007, abs=0.005)
-    assert (shifted[[1, 3]] > 1.5 * eval(suggestions[0].replace("TEST", "TRAIN"), namespace)[[1, 3]]).all()
+    assert shift.low < 0 < shift.high
+    for other in (shifted, unbalanced):
+        assert other[2] == pytest.approx(0.007, abs=0.005)
+        assert (other[[1, 3]] > 1.5 * eval(suggestions[0].replace("TEST", "TRAIN"), namespace)[[1, 3]]).all()

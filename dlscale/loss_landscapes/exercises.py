@@ -284,7 +284,8 @@ def disguise(W1, b1, W2, b2):
     return W1, b1, 0.45 * W2, 0.45 * b2
 """,
     wrong=_disguise,
-    right="smaller scores, the same decisions: flat in the loss. Equal loss unmasks it: in the middle it lies higher.",
+    right="smaller scores, the same decisions: flat in the loss. Equal loss unmasks it: in the middle it lies higher. "
+    "So do slices of the error and matched margins. A factor for each unit is a second way; balance both nets to see it.",
 )
 
 
