@@ -285,7 +285,7 @@ def disguise(W1, b1, W2, b2):
 """,
     wrong=_disguise,
     right="smaller scores, the same decisions: flat in the loss. Equal loss unmasks it: in the middle it lies higher. "
-    "So do slices of the error and matched margins. A factor for each unit is a second way; balance both nets to see it.",
+    "So do slices of the error, and margins made alike. (One factor for each hidden unit moves the slice, too.)",
 )
 
 
