@@ -13,6 +13,7 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 import notebooks  # tools/notebooks.py
+from dlscale.course.claims import CLAIM_TYPE
 from dlscale.course.exercises import Exercise
 from notebooks import syntax
 
@@ -223,6 +224,14 @@ def pictures(notebook: Notebook) -> Iterator[str]:
             yield f"Cell {cell.id} calls explore, but stores no picture with an alt text."
 
 
+def cards(notebook: Notebook) -> Iterator[str]:
+    """A card shows only as the last value of its cell, or by display()."""
+    for cell in notebook.code:
+        shown = sum(CLAIM_TYPE in output.get("data", {}) for output in cell.outputs)
+        if shown < (made := len(calls(cell, "claim"))):  # more in a loop
+            yield f"Cell {cell.id} makes {made} claims, but shows {shown} cards."
+
+
 def closing(notebook: Notebook) -> Iterator[str]:
     wanted = ["What you saw", "What to try next", "Papers"]
     titles = [text for level, text in notebook.headings() if level == 2]
@@ -261,5 +270,5 @@ def addresses(notebook: Notebook) -> Iterator[str]:
 
 RULES = (
     opening, imports, headings, repetitions, formulas, lengths, folding, experiments, exercises, identities, execution,
-    outputs, pictures, closing, addresses,
+    outputs, pictures, cards, closing, addresses,
 )  # fmt: skip

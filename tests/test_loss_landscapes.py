@@ -430,6 +430,15 @@ def test_the_surfaces_are_of_the_chosen_rates_and_all_nets_came_to_the_same_loss
     np.testing.assert_allclose(losses, experiment.TARGET, rtol=0.01)
 
 
+def test_the_attack_is_at_the_best_rates_and_those_beside_them():
+    record = records.read("loss_landscapes-batches")
+    best = {batch: record.options("rate", batch=batch, judged_on="test")[0] for batch in (16, 500)}
+    grid = experiment.MLP_RATES
+    small, large = (grid.index(best[batch]) for batch in (16, 500))
+    expected = {(16, small), (16, small - 1), (500, small), (500, large), (500, large + 1)}
+    assert {(batch, grid.index(rate)) for batch, rate in experiment.ATTACKED} == expected
+
+
 # The exercises that a reader writes: the naive answers are refused, other right ones are not
 
 
@@ -489,12 +498,13 @@ def block_by_block(skip, new, depth):
     [
         (block_by_block, True),
         (lambda a, b, depth: ((a * a + b * b) ** depth, (1 + (b / a) ** 2) ** -depth if a else 0), True),
+        (lambda a, b, depth: jnp.array(block_by_block(a, b, depth)), True),
         (lambda a, b, depth: (a**2 + depth * b**2, 1 / (1 + depth * b**2)), False),
         (lambda a, b, depth: ((v := (a**2 + b**2) ** depth), a**depth / v), False),
         (lambda a, b, depth: ((v := (a + b) ** depth), a**depth / v), False),
         (lambda a, b, depth: (a**2 + b**2) ** depth, False),
     ],
-    ids=["block by block", "a power", "contributions do not grow", "not squared", "no variances", "no share"],
+    ids=["block by block", "a power", "jax", "contributions do not grow", "not squared", "no variances", "no share"],
 )
 def test_the_signal_exercise(answer, right):
     assert exercises.signal.judge(answer)[0] == right
@@ -590,9 +600,21 @@ def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b
         (functools.partial(fair_pairs, same=("rate", "decay")), False),
         (functools.partial(fair_pairs, limit=1.0), False),
         (functools.partial(fair_pairs, gap=lambda a, b: 0 if np.isnan(a - b) else abs(a - b) / b), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b) / min(a, b)), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: 2 * abs(a - b) / (a + b)), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(np.log(a / b))), True),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b)), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b), limit=0.002), False),
+        (functools.partial(fair_pairs, limit=0.005), False),
+        (functools.partial(fair_pairs, limit=0.2), False),
+        (functools.partial(fair_pairs, limit=0.35), False),
+        (functools.partial(fair_pairs, gap=lambda a, b: abs(round(a, 2) - round(b, 2)), limit=1e-6), False),
         (lambda nets: [], False),
     ],
-    ids=["right", "a set", "any decay", "any seed", "any loss", "failed runs", "none"],
+    ids=[
+        *("right", "a set", "any decay", "any seed", "any loss", "failed runs", "of the lesser", "of the mean"),
+        *("logarithms", "absolute", "a small absolute", "half a per cent", "20 %", "35 %", "rounded", "none"),
+    ],
 )
 def test_the_fair_exercise(answer, right):
     assert exercises.fair.judge(answer)[0] == right
@@ -621,14 +643,16 @@ def test_the_rise_along_the_line_between_two_solutions_is_taken_both_ways_and_ab
     def square(params, x, y):
         return (params["w"] ** 2).mean()
 
-    arms = {f"{batch}, {decay}": nets(*([w] * 5)) for batch, w in ((16, 0.0), (500, 1.0)) for decay in ("0", "0.001")}
+    how = "no decay", "decay", "no decay, stopped"
+    arms = {f"{batch}, {name}": nets(*([w] * 5)) for batch, w in ((16, 0.0), (500, 1.0)) for name in how}
     found, namespace = {}, {"np": np, "jax": jax, "loss_landscapes": room, "loss": square, "arms": arms, "order": {}}
-    namespace |= {"TRAIN": (np.zeros(1), np.zeros(1)), "judge": lambda ruler, *pair: found.update({ruler: pair})}
+    namespace |= {"HOW": how, "TRAIN": (np.zeros(1), np.zeros(1))}
+    namespace["judge"] = lambda ruler, *rises: found.update({ruler: rises})
     for name in ("between", "between-rise"):
         exec(notebook_cells()[name], namespace)
     away, climb = namespace["AWAY"], namespace["climb"]
-    np.testing.assert_allclose(climb(0.0, 0)[0], away**2, atol=1e-5)
-    np.testing.assert_allclose(climb(0.0, 1)[0], (1 + away) ** 2 - 1, atol=1e-5)
+    np.testing.assert_allclose(climb("decay", 0)[0], away**2, atol=1e-5)
+    np.testing.assert_allclose(climb("decay", 1)[0], (1 + away) ** 2 - 1, atol=1e-5)
     assert len(found) == 3
     np.testing.assert_allclose(list(found.values()), 0, atol=1e-3)  # a parabola is as steep at either place
 
@@ -648,7 +672,11 @@ def test_all_that_the_notebook_suggests_works():
         *body, last = source.strip().splitlines()
         exec("\n".join([*body, f"result = {last}"]), namespace)
         results.append(namespace["result"])
-    slice_of_test, valleys, top = results
+    slice_of_test, valleys, top, shifted, unbalanced, shift = results
     assert slice_of_test.argmin() == 2 and slice_of_test[2] > np.log(10)
     assert valleys == 1
     assert 1 < top < 2  # 2 / rate
+    assert shift.low < 0 < shift.high
+    for other in (shifted, unbalanced):
+        assert other[2] == pytest.approx(0.007, abs=0.005)
+        assert (other[[1, 3]] > 1.5 * eval(suggestions[0].replace("TEST", "TRAIN"), namespace)[[1, 3]]).all()

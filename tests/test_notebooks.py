@@ -172,6 +172,7 @@ SPOILED = {
     "widget state": ("outputs", lambda notebook: notebook.metadata.update(widgets={})),
     "no picture": ("pictures", assign(3, outputs=[])),
     "no alt text": ("pictures", assign(3, outputs=[picture("")])),
+    "no card": ("cards", replace(4, "answer = ...", "course.claim('a', 1)\nprint(1)")),
     "no summary": ("closing", replace(12, "summary", "print")),
     "three bullets": ("closing", replace(12, "1, 2, 3, 4", "1, 2, 3")),
     "no claims": ("closing", replace(13, "claims_table", "print")),

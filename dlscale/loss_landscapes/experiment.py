@@ -204,6 +204,42 @@ SKIPS = Experiment(
 
 
 @functools.cache
+def mean_error(net: str) -> Callable[..., Array]:
+    def error(params: Params, x: Array, y: Array) -> Array:
+        return 100 * (scores(net, params, x).argmax(-1) != y).mean()
+
+    return error
+
+
+def wider_trial(net: str, rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """As `trial`; and by other rulers: the rise of the loss at distance 0.1, and of the error (%) at 0.25."""
+    measures = trial(net, rate, seed, judged_on) | {"near": float("nan"), "error rise": float("nan")}
+    if np.isfinite(measures["rise"]):
+        params, _, _ = trained(net, rate, seed)
+        for name, measure, far in (("near", mean_loss(net), 0.1), ("error rise", mean_error(net), 0.25)):
+            places = np.array([-far, 0, far])
+            rises = [loss_landscapes.line(measure, params, d, places, _images("training")) for d in directions(params)]
+            measures[name] = np.mean([(line[0] + line[2]) / 2 - line[1] for line in rises])
+    return measures
+
+
+def wider_plan(run: RunTrials) -> None:
+    """Both nets of the surfaces, and skips at the larger rates of equal weights, with the seeds of the test."""
+    arms = [*CHOSEN.items(), *(("skips", rate) for rate in SLOWER)]
+    run([{"net": net, "rate": r, "seed": seed, "judged_on": "test"} for net, r in arms for seed in TEST_SEEDS])
+
+
+WIDER = dataclasses.replace(
+    SKIPS,
+    id="loss_landscapes-wider",
+    about="the deep net with skips at larger rates, and by other rulers: how the ground is where it ends",
+    trial=wider_trial,
+    plan=wider_plan,
+    tolerance=SKIPS.tolerance | {"near": 0.02, "error rise": 2},
+)
+
+
+@functools.cache
 def written_in(net: str) -> Callable[..., Array]:
     """The same function of other weights: those of the blocks are multiplied by a factor before they are used."""
     loss = mean_loss(net)
@@ -490,4 +526,22 @@ NOISE = dataclasses.replace(
     about="the same network, batches of 16 and 64: what remains of a larger batch where the rate grows with it",
     plan=noise_plan,
     drawn={"batch": 64, "rate": 2.0**-4},
+)
+
+
+# One rate for both, its neighbour, and the two between which the choice for batch 500 hangs on one failed run
+ATTACKED = (16, 2.0**-2), (16, 2.0**-2.5), (500, 2.0**-2), (500, 2.0), (500, 2.0**1.5)
+
+
+def attack_plan(run: RunTrials) -> None:
+    """Small and large batches at one rate, and at those near the best of each, on seeds of their own."""
+    run([{"batch": b, "rate": r, "seed": seed, "judged_on": "test"} for b, r in ATTACKED for seed in range(346, 362)])
+
+
+ATTACK = dataclasses.replace(
+    BATCHES,
+    id="loss_landscapes-attack",
+    about="the same network, batches of 16 and 500 at one rate and at the largest that train: how they bear an attack",
+    plan=attack_plan,
+    drawn={"batch": 500, "rate": 2.0},
 )
