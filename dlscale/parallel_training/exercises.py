@@ -344,6 +344,7 @@ def _cases() -> list[tuple[list[int], list[float], int, float, float]]:
 
 def _threshold(answer: Any) -> str | None:
     ratios = []
+    float(answer([]))  # what is not written yet need not wait for the cases
     for *case, least in _cases():
         tried: list[tuple[float, float]] = []
         for _ in range(8):
