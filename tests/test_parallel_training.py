@@ -24,11 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
+from scipy import stats
 
 from dlscale import collectives
 from dlscale import parallel_training as room
 from dlscale.lab import devices, models, processes, program
 from dlscale.lab.processes import PeerLost
+from dlscale.page import figures
 from dlscale.parallel_training import command, exercises, pipeline, planning
 
 LAYERS = [models.dense("relu"), models.dense("relu"), models.dense()]
@@ -487,15 +489,17 @@ def test_networks_have_as_many_parameters_as_their_papers_say(name, parameters):
 @given(st.lists(st.tuples(*[st.integers(1, 1000)] * 3), min_size=1, max_size=5), st.integers(1, 9), st.integers(1, 50))
 def test_the_notebooks_best_split_is_the_best_of_all(sizes, workers, examples):
     layers = [planning.LayerSize("", "dense", *size, 1.0) for size in sizes]
-    sent, ways = HYBRID["best_split_by_hand"](layers, workers, workers * examples)
     cost = functools.partial(planning.split_bytes, layers, workers=workers, batch=workers * examples)
-    every = itertools.product(("data", "model"), repeat=len(layers))
-    assert sent == pytest.approx(cost(ways)) == pytest.approx(min(map(cost, every)))
+    for tried in (("data", "model"), ("data", "model", "rows")):
+        sent, ways = HYBRID["best_split_by_hand"](layers, workers, workers * examples, tried)
+        every = itertools.product(tried, repeat=len(layers))
+        assert sent == pytest.approx(cost(ways)) == pytest.approx(min(map(cost, every)))
 
 
 @pytest.mark.parametrize(
-    "ways, sent", [(("data",) * 2, 2), (("model",) * 2, 3), (("model", "data"), 4), (("data", "model"), 3)]
-)
+    "ways, sent", [(("data",) * 2, 2), (("model",) * 2, 3), (("model", "data"), 4), (("data", "model"), 3),
+                   (("rows",) * 2, 5), (("data", "rows"), 5), (("model", "rows"), 3), (("rows", "data"), 4)]
+)  # fmt: skip
 def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
     """Between two workers, each collective by name: sums, gathers and all-to-alls of a layer by that way."""
     layers = [planning.LayerSize("", "dense", 24, 8, 12, 1.0), planning.LayerSize("", "dense", 36, 12, 6, 1.0)]
@@ -505,6 +509,12 @@ def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
         if way == "data":
             count.append(("all_reduce", (layer.parameters,)))
             count += [("all_to_all", (2, numbers // 4))] * (2 if before == "model" else 0)
+        elif way == "rows":
+            count += [("all_to_all", (2, numbers // 4))] * ((1 + (i > 0)) if before == "data" else 0)
+            count += [
+                ("all_gather", (batch * layer.outputs // 2,)),
+                ("reduce_scatter", (2, batch * layer.outputs // 2)),
+            ]
         else:
             count += [("all_gather", (numbers // 2,))] + [("reduce_scatter", (2, numbers // 2))] * (i > 0)
         before = way
@@ -512,6 +522,37 @@ def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
     ways_of = {"all_to_all": "pairwise"}
     sizes = [collectives.schedule(ways_of.get(name, "ring"), 2, shape, collective=name) for name, shape in count]
     assert sum(s.sent().sum(0).max() for s in sizes) == planning.split_bytes(layers, ways, 2, batch)
+
+
+def test_rows_columns_and_rows_in_turn_give_the_single_gradient_and_send_what_the_formula_says():
+    """Three linear layers between examples: what comes in and goes out is split by data."""
+    rng, P, n, sizes = np.random.default_rng(0), 4, 8, (16, 8, 12, 4)
+    weights, x, y = [whole(rng, a, b) for a, b in itertools.pairwise(sizes)], whole(rng, n, 16), whole(rng, n, 4)
+    layers = [planning.LayerSize("", "dense", a * b, a, b, 1.0) for a, b in itertools.pairwise(sizes)]
+
+    def value(own, x, y):
+        """The own examples' part of the loss: JAX's own rule for sums is then the right one."""
+        first, second, third = own
+        x = collectives.all_to_all(x.reshape(-1, P, 16 // P).swapaxes(0, 1), "workers").reshape(n, -1)  # own inputs
+        parts = (x @ first).reshape(n, P, -1).swapaxes(0, 1)
+        own_hidden = collectives.reduce_scatter(parts, "workers")
+        h = collectives.all_gather(own_hidden, "workers").swapaxes(0, 1).reshape(n, -1)
+        out = collectives.reduce_scatter((h @ second @ third).reshape(P, n // P, -1), "workers")
+        return ((out - y) ** 2).sum()
+
+    split = [np.stack(np.split(w, P, axis)) for w, axis in zip(weights, (0, 1, 0), strict=True)]
+    shares = room.shares(x, P), room.shares(y, P)
+    found = jit(jax.vmap(jax.grad(value, (0, 1)), axis_name="workers"))(split, *shares)
+    single = lambda ws, x: ((functools.reduce(jnp.matmul, ws, x) - y) ** 2).sum()  # noqa: E731
+    wanted, of_x = jit(jax.grad(single, (0, 1)))(weights, x)
+    same(found[0], [np.stack(np.split(w, P, axis)) for w, axis in zip(wanted, (0, 1, 0), strict=True)])
+    same(found[1], room.shares(of_x, P))
+    own = [w[0] for w in split], *(share[0] for share in shares)
+    sent = program.schedule(jax.grad(value, (0, 1)), P, *own).sent().sum(0).max()
+    before = ("data", "rows", "model")  # the gradient of x is asked for here, as in the middle of a network
+    ways = zip(layers, before, ("rows", "model", "rows"), strict=True)
+    formula = (planning.layer_bytes(layer, *way, P, n) for layer, *way in ways)
+    assert sent == sum(formula)
 
 
 def test_messages_wait_for_gradients_and_for_each_other():
@@ -713,7 +754,7 @@ def test_without_the_checkpoint_a_third_of_the_bytes_is_not_sent():
 
 def test_the_other_suggestions():
     _, ways = HYBRID["best_split_by_hand"](planning.vgg16(), 8, 1024)
-    assert ways.count("model") and "data" not in ways[ways.index("model") :]
+    assert ways == ("data",) * 13 + ("rows", "model", "rows")
     assert pipeline.pipeline_schedule("1f1b", 64, 64).bubble == pytest.approx(63 / 127)
 
 
@@ -742,7 +783,11 @@ def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
 @pytest.mark.parametrize("number, right", [
     (lambda tried: 2.0**22, False), (lambda tried: 2.0 ** (12 + len(tried)), False),  # one for all; too small
     (lambda tried: 1e6 * (1 + 4 * len(tried)), False), (lambda tried: math.inf, False),  # evenly spaced; all at once
-    (lambda tried: 4.0 ** (7 + len(tried)), True),  # by factors, without looking
+    (lambda tried: 4.0 ** (7 + len(tried)), False),  # by factors, without looking
+    (lambda tried: 2.0 ** np.linspace(14, 28, 8)[len(tried)], False),
+    (lambda tried: 2.0 ** np.linspace(15, 28, 8)[len(tried)], False),  # the best of such grids
+    (lambda tried: 2.0 ** (14 + 4 * len(tried)) if len(tried) < 4 else  # first far apart, then beside the best
+     min(tried, key=lambda pair: pair[1])[0] * [4, 1 / 4, 2, 1 / 2][len(tried) - 4], True),
 ])  # fmt: skip
 def test_a_search_for_the_threshold_must_cover_factors(number, right):
     assert exercises.threshold.judge(number)[0] is right
@@ -773,6 +818,15 @@ def test_an_interval_that_knows_all_workers():
     assert not any(exercises.interval.judge(answer)[0] for answer in naive)
 
 
+def test_no_step_takes_less_than_no_time():
+    """At any setting of the sliders for the slowest of N."""
+    cells = Cells("09_parallel_training")
+    cells.update(np=np, math=math, stats=stats, lru_cache=functools.lru_cache, figures=figures, slowest=None)
+    cells.run("parallel-slow-math", "parallel-slow-make")
+    for N, spare in itertools.product(cells["CROWD"], cells["SPARES"]):
+        assert stats.norm(1, max(cells["JITTERS"])).ppf(cells["of_the_last"](N, spare)).min() > 0
+
+
 def test_which_weights_a_micro_batch_meets():
     cells = Cells("09_parallel_training")
     cells.update(pipeline=pipeline)
@@ -798,6 +852,8 @@ def test_a_mesh_has_the_parts_that_send_least():
 
 def test_other_exercises_refuse_the_naive_answer():
     assert not exercises.enough.judge(lambda stages, chunks, bubble: math.ceil((stages - 1) * (1 - bubble) / bubble))[0]
+    textbook = lambda S, v, b: math.ceil((S - 1) / v * (1 / b - 1) / S) * S  # noqa: E731
+    assert exercises.enough.judge(textbook)[0]
     by_table = lambda S, v, b: next(  # noqa: E731
         m for m in range(S, 999, S)
         if pipeline.pipeline_schedule("interleaved" if v > 1 else "1f1b", S, m, v).bubble <= b + 1e-9

@@ -1,12 +1,14 @@
 """Training split among workers: by examples, by optimiser state, gradients and parameters, or within the layers.
 
 Each function says what one worker does and names the axis of workers, as in `dlscale.collectives`: it runs unchanged
-under `jax.vmap`, `jax.pmap`, `jax.shard_map` and in processes. An axis name of None means a single worker, which sends
-nothing. Layers one after the other on different workers are `dlscale.parallel_training.pipeline`; what to split, and
-when to send, is planned in `dlscale.parallel_training.planning`.
+under `jax.vmap`, `jax.pmap`, `jax.shard_map` with `check_vma=False`, and in processes. An axis name of None means a
+single worker, which sends nothing. Layers one after the other on different workers are
+`dlscale.parallel_training.pipeline`; what to split, and when to send, is planned in
+`dlscale.parallel_training.planning`.
 
 What a gradient must send is written down at each collective (`jax.custom_vjp`): all workers compute the same loss, so
-that JAX's own rule, the gradient of the sum of all workers' losses, would count it once for each of them.
+that JAX's own rule, the gradient of the sum of all workers' losses, would count it once for each of them. With
+`check_vma=True`, its default, `shard_map` has another rule and asks for none of this: there these gradients are wrong.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def best_parts(workers, width, tokens, activation_bytes, gradient_bytes):
 
 
 def _enough(answer: Any) -> str | None:
-    for stages, chunks, bubble in ((4, 1, 0.2), (8, 1, 0.1), (4, 2, 0.15), (2, 1, 0.5), (16, 4, 0.05)):
+    for stages, chunks, bubble in ((4, 1, 0.21), (8, 1, 0.1), (4, 2, 0.15), (2, 1, 0.5), (16, 4, 0.05)):
         found = answer(stages, chunks, bubble)
         fits = [m for m in range(stages, 400, stages)
                 if (stages - 1) / chunks / (m + (stages - 1) / chunks) <= bubble + 1e-12]  # fmt: skip
@@ -179,13 +179,13 @@ enough = Exercise(
     "with which the bubble is at most that share.",
     hints=(
         "Solve w / (M + w) ≤ b for M, with w = (stages − 1) / chunks.",
-        "M ≥ w (1 − b) / b; then round up to a multiple of stages. Take care with 0.999999….",
+        "M ≥ w (1 − b) / b; then round up to a multiple of stages.",
     ),
     code="""
 def enough_microbatches(stages, chunks, bubble):
     waiting = (stages - 1) / chunks
     least = waiting * (1 - bubble) / bubble
-    return max(1, math.ceil(least / stages - 1e-9)) * stages
+    return max(1, math.ceil(least / stages)) * stages
 """,
     wrong=_enough,
     right="the bubble shrinks with more micro-batches, but each of them is smaller, and GPipe keeps all of them.",
@@ -229,7 +229,7 @@ def most_images(inputs, outputs, workers):
 """,
     wrong=_images,
     right="the number of inputs does not matter, and each doubling of the workers halves it. AlexNet's last layer, of "
-    "1,000 outputs, is at its limit with 8 GPUs of 128 images.",
+    "1,000 outputs, is past it with 8 GPUs of 128 images (125), and stays by columns only because the layer before is.",
 )
 
 
@@ -311,10 +311,9 @@ def gradients(network: str, examples: int = 32) -> tuple[list[int], list[float]]
     return [layer.parameters * planning.NUMBER for layer in layers], ready.tolist()
 
 
-def exposed(sizes: list[int], ready: list[float], workers: int, threshold: float) -> float:
+def exposed(sizes: list[int], ready: list[float], workers: int, latency: float, threshold: float) -> float:
     """Seconds that a ring's all-reduces take after backpropagation has ended, in the model of section 8."""
-    latency, bandwidth = costs.WIRE
-    seconds = functools.partial(_ring, workers, latency, 1 / bandwidth)
+    seconds = functools.partial(_ring, workers, latency, 1 / costs.WIRE.bandwidth)
     return planning.messages(sizes, ready, threshold, seconds)[-1][2] - ready[-1]
 
 
@@ -323,9 +322,12 @@ def _ring(workers: int, latency: float, per_byte: float, size: float) -> float:
 
 
 @functools.cache
-def _cases() -> list[tuple[list[int], list[float], int, float]]:
-    """Networks that nobody has named: sizes and times of gradients, workers, and the least exposed time."""
-    rng, found = np.random.default_rng(0), []
+def _cases() -> list[tuple[list[int], list[float], int, float, float]]:
+    """Networks that nobody has named: sizes and times of gradients, workers, latency, and the least exposed time.
+
+    The best thresholds lie from some KiB to hundreds of MiB, so that no eight fixed ones are near enough to all.
+    """
+    rng, found, wires = np.random.default_rng(0), [], itertools.cycle((0.1, 1, 10))
     for kind, workers, _ in itertools.product(("equal", "blocks"), (16, 64, 256), range(2)):
         if kind == "equal":  # many small layers
             sizes = [int(4 * rng.integers(2_000, 60_000)) for _ in range(rng.integers(100, 300))]
@@ -334,22 +336,24 @@ def _cases() -> list[tuple[list[int], list[float], int, float]]:
             width, blocks = int(rng.choice([512, 768, 1024])), int(rng.integers(12, 36))
             sizes = [4 * n for n in (8 * width**2, *[width] * 4, 4 * width**2, *[width] * 3)] * blocks
             ready = np.cumsum([(2e-10 * size + 1e-6) * rng.uniform(1, 3) for size in sizes]).tolist()
-        least = min(exposed(sizes, ready, workers, 2.0**k) for k in np.arange(10, 30, 0.25))
-        found.append((sizes, ready, workers, least))
+        latency = costs.WIRE.latency * next(wires)
+        least = min(exposed(sizes, ready, workers, latency, 2.0**k) for k in np.arange(10, 30, 0.25))
+        found.append((sizes, ready, workers, latency, least))
     return found
 
 
 def _threshold(answer: Any) -> str | None:
     ratios = []
-    for sizes, ready, workers, least in _cases():
+    float(answer([]))  # what is not written yet need not wait for the cases
+    for *case, least in _cases():
         tried: list[tuple[float, float]] = []
         for _ in range(8):
             size = float(answer(list(tried)))
-            tried.append((size, exposed(sizes, ready, workers, size)))
+            tried.append((size, exposed(*case, size)))
         ratios.append(min(seconds for _, seconds in tried) / least)
     mean = float(np.mean(ratios))
-    told = f"After eight tries the exposed time is {mean:.2f} times the least on average, {max(ratios):.2f} at worst"
-    return None if mean <= 1.1 else f"{told}; 1.10 on average is asked for."
+    told = f"After eight tries the exposed time is {mean:.3f} times the least on average, {max(ratios):.2f} at worst"
+    return None if mean <= 1.03 else f"{told}; 1.03 on average is asked for."
 
 
 threshold = Exercise(
@@ -357,19 +361,21 @@ threshold = Exercise(
     answer="next_threshold",
     question="**Open.** Write `next_threshold(tried)`, which searches for the best threshold by trying. `tried` is the "
     "list of what you have tried on a network, pairs (threshold in bytes, exposed seconds), at first empty; return the "
-    "next threshold to try. You have eight tries on each of twelve pairs of a network and a number of workers, none of "
-    "which you know. The best of the eight may expose at most 1.1 times the least time on average.",
+    "next threshold to try. You have eight tries on each of twelve cases: a network, a number of workers and a wire, "
+    "of 0.5, 5 or 50 µs a message, none of which you know. The best of the eight may expose at most 1.03 times the "
+    "least time on average.",
     hints=(
         "Take the first tries far apart: thresholds matter by factors, from some KiB to many MiB.",
         "`min(tried, key=lambda pair: pair[1])` is the best so far. Where would you look next?",
     ),
     code="""
 def next_threshold(tried):
-    first = [2.0**14, 2.0**18, 2.0**22, 2.0**26]
-    if len(tried) < len(first):
-        return first[len(tried)]
+    if len(tried) < 3:
+        return [2.0**12, 2.0**20, 2.0**28][len(tried)]
     best, _ = min(tried, key=lambda pair: pair[1])
-    return best * [4, 1 / 4, 2, 1 / 2][len(tried) - len(first)]
+    below = max([size for size, _ in tried if size < best], default=best)
+    above = min([size for size, _ in tried if size > best], default=best)
+    return math.sqrt(best * (below if best / below > above / best else above))  # the middle of the wider gap
 """,
     wrong=_threshold,
     right="libraries (Horovod's autotuner) search in the same way, by measuring steps of the training itself.",

@@ -69,20 +69,21 @@ NETWORKS = {"AlexNet": alexnet, "VGG-16": vgg16, "ResNet-50": resnet50}
 # Which layer is split how
 
 
-DATA, MODEL = "data", "model"
+DATA, MODEL, ROWS = "data", "model", "rows"
 
 
 def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: int, first: bool = False) -> float:
     """Bytes that each worker sends in a step for a layer, and for what comes in; `batch` examples in all.
 
-    By "data": the gradient's all-reduce. By "model" each worker has some outputs, for all examples: it gathers
-    the inputs of all, and their gradients are added and scattered; the first layer's are not asked for.
+    By "data": the gradient's all-reduce. By "model" each worker has some outputs (columns of the weights), for all
+    examples: it gathers the inputs of all, and their gradients are added and scattered; the first layer's are not
+    asked for. By "rows" each has some inputs: what they give is added and scattered, by examples or by numbers as the
+    next layer wants it, and its gradient gathered. Where the layouts do not meet, there is an all-to-all both ways.
     """
-    part, numbers = (workers - 1) / workers, batch * layer.inputs * NUMBER
-    if way == MODEL:
-        return part * numbers * (1 if first else 2)  # nobody asks for the gradient of the images
-    moved = 2 * part * numbers / workers if before == MODEL else 0.0
-    return 2 * part * layer.parameters * NUMBER + moved
+    ways, numbers = 1 if first else 2, batch * layer.inputs  # nobody asks for the gradient of the images
+    sent = {DATA: 2 * layer.parameters, MODEL: ways * numbers, ROWS: 2 * batch * layer.outputs}[way]
+    moved = ways * numbers / workers if (before, way) in ((MODEL, DATA), (DATA, ROWS)) else 0.0
+    return (workers - 1) / workers * (sent + moved) * NUMBER
 
 
 def split_bytes(layers: Sequence[LayerSize], ways: Sequence[str], workers: int, batch: int) -> float:
