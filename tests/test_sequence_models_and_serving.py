@@ -641,13 +641,12 @@ def test_a_server_that_cannot_start_is_told(tmp_path):
 
 
 def test_the_recurrent_net_beside_the_windows_learns_at_its_best_rate():
-    (rate,) = records.read(experiment.SCALE.id).options("rate", judged_on="test", count=2000, hidden=64)
-    assert rate == experiment.BEST_RATE
+    for count in (500, 2000):
+        (rate,) = records.read(experiment.SCALE.id).options("rate", judged_on="test", count=count, hidden=64)
+        assert rate == experiment.BEST_RATE
     first, last = experiment.OWN_SEEDS[0], experiment.OWN_SEEDS[-1]
     own = range(experiment.OWN_VOICES + 60 * first, experiment.OWN_VOICES + 60 * (last + 1))
-    voices = (
-        experiment.TRAINING_VOICES, experiment.VALIDATION_VOICES, experiment.TEST_VOICES, experiment.FRESH_VOICES, own,
-    )  # fmt: skip
+    voices = experiment.TRAINING_VOICES, experiment.VALIDATION_VOICES, experiment.TEST_VOICES, own
     assert all(not {*a} & {*b} for a, b in itertools.combinations(voices, 2))
 
 
