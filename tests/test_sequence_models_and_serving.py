@@ -763,6 +763,7 @@ def test_other_right_answers_are_taken():
     assert exercises.forward.judge(exercises.forward_table)[0]
     assert exercises.edits.judge(sequence.edits)[0]
     assert exercises.neurons.judge(lambda registers, gates: int((registers / gates / 4) ** 0.5 + 1e-9))[0]
+    assert exercises.neurons.judge(lambda registers, gates: math.isqrt(registers // (4 * gates)))[0]
     assert exercises.together.judge(lambda e, l: [e[0] + l[0], np.where(l[0] + e[1] > l[1], l[0] + e[1], l[1])])[0]  # noqa: E741
     assert exercises.strong.judge(lambda t, s: {p: t[1] / p / (t[p] + s[p]) for p in reversed([*t])})[0]
     tried = lambda seconds, rate: (min(seconds, key=lambda n: exercises.late(seconds, rate, n, 0.0)), 0.0)  # noqa: E731

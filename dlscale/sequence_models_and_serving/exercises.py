@@ -181,7 +181,7 @@ plan = Exercise(
     answer="plan",
     question="**Open.** Write `plan(seconds, rate)` for any machine: `seconds` are those of a batch of each size "
     "(others take the next larger one), `rate` is requests a second. Return `(max_batch, max_wait_ms)`, so "
-    "that the 95 % latency is within a tenth of the best and nobody is refused: here 400 may wait. It is tried on the "
+    "that the 95 % latency is within a tenth of the best and nobody is refused (400 may wait). It is tried on the "
     "machines of `exercises.MACHINES`, and on faster ones. `exercises.late(seconds, rate, max_batch, "
     "max_wait_ms)` tries one rule.",
     hints=(
