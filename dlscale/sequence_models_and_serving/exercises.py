@@ -181,7 +181,7 @@ plan = Exercise(
     answer="plan",
     question="**Open.** Write `plan(seconds, rate)` for any machine: `seconds` are those of a batch of each size "
     "(others take the next larger one), `rate` is requests a second. Return `(max_batch, max_wait_ms)`, so "
-    "that the 95 % latency is within a tenth of the best and nobody is refused. It is tried on the "
+    "that the 95 % latency is within a tenth of the best and nobody is refused (400 may wait). It is tried on the "
     "machines of `exercises.MACHINES`, and on faster ones. `exercises.late(seconds, rate, max_batch, "
     "max_wait_ms)` tries one rule.",
     hints=(
@@ -199,9 +199,9 @@ def plan(seconds, rate):
 
 
 def _neurons(answer: Any) -> str | None:
-    for registers, gates in ((5e6, 1), (5e6, 3), (5e6, 4), (20e6, 1), (1152 * 1152 * 4, 1)):
-        wanted = math.isqrt(int(registers) // (4 * gates))
-        if wrong := compare(f"For {registers:g} bytes and {gates} gates", answer(registers, gates), wanted, 1e-9):
+    for registers, gates in ((5_000_000, 1), (5_000_000, 3), (5_000_000, 4), (20_000_000, 1), (1152 * 1152 * 4, 1)):
+        wanted = math.isqrt(registers // (4 * gates))
+        if wrong := compare(f"For {registers:,} bytes and {gates} gates", answer(registers, gates), wanted, 1e-9):
             return wrong
     return None
 
@@ -215,7 +215,7 @@ neurons = Exercise(
     hints=("gates × n × n × 4 bytes must not exceed the registers.", "math.isqrt gives the whole part of a root."),
     code="""
 def neurons(registers, gates):
-    return math.isqrt(int(registers) // (4 * gates))
+    return math.isqrt(registers // (4 * gates))
 """,
     wrong=_neurons,
     right="the lecture names this limit: it depends on the architecture, and a GRU of the same size does not fit.",
