@@ -775,8 +775,14 @@ def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
     with_a_sum = judged(exercises.sharded, exercises.sharded.code.replace(" / P", ""), exercises.tried)
     whole = "(collectives.all_reduce(gradient, axis_name) / P).reshape(P, -1)[jax.lax.axis_index(axis_name)]"
     with_all = judged(exercises.sharded, exercises.sharded.code.replace(own, whole), exercises.tried)
+    mean = "jax.lax.pmean(gradient, axis_name).reshape(P, -1)[jax.lax.axis_index(axis_name)]"
+    with_mean = judged(exercises.sharded, exercises.sharded.code.replace(own, mean), exercises.tried)
+    named = exercises.sharded.code.replace("collectives.all_gather", "jax.lax.all_gather")
+    named = named.replace("collectives.reduce_scatter(", "jax.lax.psum_scatter(")
+    assert judged(exercises.sharded, named, exercises.tried)[0]
     assert not with_a_sum[0] and "differs" in with_a_sum[1]
     assert not with_all[0] and "are enough" in with_all[1]
+    assert not with_mean[0] and "are enough" in with_mean[1]
     assert exercises.sharded.judge(exercises.tried(lambda *args: ...)) == (False, "no answer yet")
 
 

@@ -27,6 +27,19 @@ class _Unanswered(Exception):
     """`...` is what a function returned in the middle of a trace."""
 
 
+class _Named(program.Reader):
+    """Bytes that JAX's own collectives send from each worker by a ring: they are no messages of a schedule."""
+
+    def __init__(self, workers: int) -> None:
+        share = (workers - 1) / workers
+        self.shares = {"psum": 2 * share, "all_gather": workers - 1, "reduce_scatter": share, "all_to_all": share}
+        self.bytes = 0.0
+
+    def equation(self, equation: Any, given: list[Any]) -> list[Any]:
+        self.bytes += self.shares.get(equation.primitive.name, 0) * program.nbytes(*(v.aval for v in equation.invars))
+        return [0] * len(equation.outvars)
+
+
 def tried(f: Callable[..., Array]) -> Callable[..., Any]:
     """What f(loss, chunk, x, y, rate, axis_name) does: all workers' new chunks, the bytes that the busiest sends, and
     the most numbers that f returns. Where f is not written yet, `...`.
@@ -45,8 +58,10 @@ def tried(f: Callable[..., Array]) -> Callable[..., Any]:
             found = program.schedule(one, len(chunks), *own)
         except _Unanswered:
             return ...
+        named = _Named(len(chunks))
+        program.follow(program.trace(one, len(chunks), *own), [0] * len(own), named)
         results = np.asarray(jax.jit(jax.vmap(one, axis_name="workers"))(chunks, x, y))
-        return results, int(found.sent().sum(0).max(initial=0))
+        return results, int(found.sent().sum(0).max(initial=0) + named.bytes)
 
     return run
 
@@ -216,20 +231,22 @@ def _images(answer: Any) -> str | None:
 images = Exercise(
     id="parallel_training-images",
     answer="most_images",
-    question="How many images can each worker have before a dense layer is better split by data? Write "
+    question="How many images can each worker have before a dense layer is better split by data than by columns? Write "
     "`most_images(inputs, outputs, workers)`: the most images *of each worker* with which a dense layer of "
-    "`inputs` × `outputs` weights sends no more by model than by data (without biases; a whole number, perhaps 0).",
+    "`inputs` × `outputs` weights sends no more by columns, the layer before it split so, too, than by data (without "
+    "biases; a whole number, perhaps 0).",
     hints=(
         "Set the two formulas above equal: the factor 2 (P − 1) / P and the 4 bytes are in both.",
-        "By model the inputs of the images of *all* workers are gathered.",
+        "By columns the inputs of the images of *all* workers are gathered.",
     ),
     code="""
 def most_images(inputs, outputs, workers):
     return outputs // workers
 """,
     wrong=_images,
-    right="the number of inputs does not matter, and each doubling of the workers halves it. AlexNet's last layer, of "
-    "1,000 outputs, is past it with 8 GPUs of 128 images (125), and stays by columns only because the layer before is.",
+    right="the number of inputs does not matter (by rows it is theirs that counts), and each doubling of the workers "
+    "halves it. AlexNet's last layer, of 1,000 outputs, is past it with 8 GPUs of 128 images (125), and stays by "
+    "columns only because the layer before is.",
 )
 
 
