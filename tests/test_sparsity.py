@@ -365,6 +365,27 @@ def test_small_nets_have_as_many_weights_as_stay_at_five_per_cent():
     assert averaged == pytest.approx(digits.x_test[5, 4:6, 6:8].mean())
 
 
+def test_the_shares_are_compared_with_the_networks_of_the_other_records():
+    share, dynamic, small = (records.read(f"sparsity-{name}") for name in ("share", "dynamic", "small"))
+    setting = {"learning_rate": 0.1, "judged_on": "validation"}
+    usual = dynamic.values("accuracy", change="RigL", sharing="ERK", scaled=1, times=1, **setting)
+    mine = share.values("accuracy", net="196-64-64-10, RigL", share=experiment.CHANGES["RigL"][0], **setting)
+    np.testing.assert_allclose(mine, usual, atol=1)
+    for net in ("49-64-64-10, RigL", *experiment.RIVALS):
+        others = {"share": 0.3} if "RigL" in net else {}
+        np.testing.assert_allclose(
+            share.values("accuracy", net=net, **others, **setting), small.values("accuracy", net=net, **setting), atol=1
+        )
+    before = {t.setting["seed"] for record in (dynamic, small) for t in record.select(judged_on="test")
+              if t.setting.get("times", 1) == 1}  # fmt: skip
+    tested = {t.setting["seed"] for t in share.select(judged_on="test")}
+    assert tested == {*experiment.SHARE_SEEDS}
+    assert not tested & before
+    for net in experiment.SEARCHING:
+        (chosen,) = {*share.options("share", net=net, judged_on="test")} - {0.3}
+        assert chosen not in (experiment.SHARES[0], experiment.SHARES[-1]), "the best share is not at the grid's edge"
+
+
 def test_an_exchange_drops_the_smallest_and_grows_where_the_gradient_is_large():
     w, gradient = weights((6, 5)), weights((6, 5), 1)
     mask = (weights((6, 5), 2) > 0) * np.float32(1)

@@ -643,6 +643,47 @@ def small_plan(run: RunTrials) -> None:
         _tuned(run, LOWER_RATES, WAY_TUNING_SEEDS, WAY_SEEDS, net=net)
 
 
+# Does RigL stay behind small networks because it moves too few connections? Its share tuned, on fresh test seeds
+
+SHARES, SHARE_SEEDS = (0.3, 0.5, 0.7, 1.0), range(36, 52)
+SEARCHING = {"196-64-64-10, RigL": "all", "49-64-64-10, RigL": "averaged"}  # which pixels; by ERK, with 5 % of 196's
+RIVALS = ("49-14-10", "49 of 196-14-10")
+
+
+def share_trial(net: str, learning_rate: float, seed: int, judged_on: str, share: float = 0.0) -> dict[str, float]:
+    """As `small_trial`, but for the share of its connections that RigL moves first; the rivals have none to move."""
+    if net not in SEARCHING:
+        return small_trial(net, learning_rate, seed, judged_on)
+    examples, sizes = _digits(judged_on), [196, 64, 64, 10]
+    densities = erk(0.05)
+    if SEARCHING[net] != "all":
+        examples, sizes[0] = _fewer(SEARCHING[net], examples), 49
+        shapes = [*itertools.pairwise(sizes)]
+        parts = [SMALL_WEIGHTS / sum(map(sum, shapes)) * sum(shape) / math.prod(shape) for shape in shapes]
+        densities = dict(zip(SHAPES, parts, strict=True))
+    setting = densities | {"share": share, "by_gradient": 1, "scaled": 1, "times": 1, "number": seed}
+    options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS, "eval_every": WAY_EPOCHS, "progress": False}
+    try:
+        run = train.fit(
+            models.mlp(sizes), examples, dynamic, learning_rate=learning_rate, seed=seed, **options, **setting
+        )
+    except train.Diverged:
+        return {"accuracy": math.nan, "weights": math.nan}
+    weights = sum(np.count_nonzero(layer["w"]) for layer in run.params.values())
+    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "weights": weights}
+
+
+def share_plan(run: RunTrials) -> None:
+    """RigL at its best share and rate, and at the usual share and its best rate; the small rivals at theirs."""
+    for net in SEARCHING:
+        for shares in (SHARES, SHARES[:1]):
+            arm = {"net": net, "share": shares, "learning_rate": RATES[:4]}
+            accuracy = itemgetter("accuracy")
+            train.tune(run, **arm, tuning_seeds=WAY_TUNING_SEEDS, seeds=SHARE_SEEDS, score=accuracy)
+    for net in RIVALS:
+        _tuned(run, RATES, WAY_TUNING_SEEDS, SHARE_SEEDS, net=net)
+
+
 GRANULARITY = Experiment(
     "sparsity-granularity",
     "a convolutional net pruned by weights, vectors, kernels, filters, blocks and 2:4 to five densities, tuned",
@@ -726,6 +767,16 @@ SMALL_RECORD = Experiment(
     "networks of some 830 weights on digits, dense or pruned, on all pixels or on 49, tuned",
     small_trial,
     small_plan,
+    {"accuracy": 1.0, "weights": 5.0},
+    chaotic=("accuracy", "weights"),
+    drawn={"judged_on": "test"},
+)
+
+SHARE_RECORD = Experiment(
+    "sparsity-share",
+    "RigL with the share of connections that move chosen, too, and small dense networks, tuned",
+    share_trial,
+    share_plan,
     {"accuracy": 1.0, "weights": 5.0},
     chaotic=("accuracy", "weights"),
     drawn={"judged_on": "test"},
