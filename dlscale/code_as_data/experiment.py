@@ -19,6 +19,7 @@ from jax import Array
 from dlscale.code_as_data import (
     UNKNOWN,
     Graph,
+    Rng,
     Vocabulary,
     analogies,
     answered,
@@ -27,6 +28,7 @@ from dlscale.code_as_data import (
     kind,
     of_instructions,
     pairs,
+    reach,
     reordered,
     rewired,
     skip_gram,
@@ -160,8 +162,8 @@ VECTORS = Experiment(
     chaotic=VECTORS_MEASURES, drawn={"context": "flow", "radius": 4, "programs": "all"},
 )  # fmt: skip
 
-REDRAWN_SEEDS = range(40, 48)
-WIRES = ("own", "redrawn", "text")
+REDRAWN_SEEDS = range(60, 68)
+WIRES = ("own", "same program", "redrawn", "text")
 
 
 def counted(found: np.ndarray, size: int) -> np.ndarray:
@@ -175,11 +177,30 @@ def counted(found: np.ndarray, size: int) -> np.ndarray:
     return np.log(np.maximum(table, 1e-12) / np.maximum(chance, 1e-12)).clip(0)
 
 
+def of_the_same_program(graphs: Sequence[Graph], radius: int, rng: Rng) -> np.ndarray:
+    """(n, 2) as many pairs as each program has along the flow, of any two of its statements."""
+    found = []
+    for one in graphs:
+        numbers = vocabulary().encode(one)
+        count = int(reach(one.flow, len(numbers), radius).sum()) - len(numbers)
+        first = rng.integers(len(numbers), size=count)
+        second = (first + rng.integers(1, max(len(numbers), 2), size=count)) % len(numbers)
+        found.append(numbers[np.stack([first, second], axis=1)])
+    return np.concatenate(found)
+
+
 def redrawn_trial(wires: str, way: str, radius: int, seed: int) -> dict[str, float]:
-    """As `vectors_trial`, by skip-gram or by counts, along the flow, the text, or as many wires drawn at random."""
+    """As `vectors_trial`, by skip-gram or by counts.
+
+    `wires`: the flow, the text, any two statements of the same program, or the flow with as many edges drawn at random.
+    """
     words, rng, graphs = vocabulary(), np.random.default_rng([seed, 6]), corpus.load("corpus").graphs
-    graphs = [rewired(one, rng) for one in graphs] if wires == "redrawn" else graphs
-    found, size = pairs(graphs, words, "sequence" if wires == "text" else "flow", radius), len(words.words)
+    size = len(words.words)
+    if wires == "same program":
+        found = of_the_same_program(graphs, radius, rng)
+    else:
+        graphs = [rewired(one, rng) for one in graphs] if wires == "redrawn" else graphs
+        found = pairs(graphs, words, "sequence" if wires == "text" else "flow", radius)
     own = skip_gram(found, size, seed=seed) if way == "skip-gram" else counted(found, size)
     table, names = of_instructions(own, words), list(words.instructions)
     asked = {"hits": GROUPS, "chosen_by": GROUPS[::2], "test": GROUPS[1::2]}
@@ -187,17 +208,17 @@ def redrawn_trial(wires: str, way: str, radius: int, seed: int) -> dict[str, flo
 
 
 def redrawn_plan(run: RunTrials) -> None:
-    """Counts hang on no seed, but for redrawn wires."""
+    """Counts hang on no seed, but for what is drawn."""
     for wires, radius in itertools.product(WIRES, RADII):
-        seeds = REDRAWN_SEEDS if wires == "redrawn" else REDRAWN_SEEDS[:1]
+        seeds = REDRAWN_SEEDS[: 1 if wires in ("own", "text") else 3]
         run([{"wires": wires, "way": "counts", "radius": radius, "seed": seed} for seed in seeds])
-    for wires, radius in itertools.product(WIRES[:2], RADII):
+    for radius, wires in itertools.product(RADII, WIRES[:3]):
         run([{"wires": wires, "way": "skip-gram", "radius": radius, "seed": seed} for seed in REDRAWN_SEEDS])
 
 
 REDRAWN_MEASURES = ("hits", "chosen_by", "test")
 REDRAWN = Experiment(
-    "code_as_data-redrawn", "related instructions, by vectors from the flow, the text, and redrawn wires",
+    "code_as_data-redrawn", "related instructions, by vectors from the flow, the text, the same program, redrawn wires",
     redrawn_trial, redrawn_plan, dict.fromkeys(REDRAWN_MEASURES, 1.0),
     chaotic=REDRAWN_MEASURES, drawn={"wires": "own", "way": "counts", "radius": 1},
 )  # fmt: skip
@@ -571,13 +592,15 @@ def bare(one: Graph) -> Graph:
     return Graph((UNKNOWN,) * len(one.statements), one.data, one.control)
 
 
-def bare_fitted(rate: float, seed: int) -> tuple[dict[str, float], Any]:
-    """As `fitted`, of the network along the flow and `bare` programs, without the early loss."""
+def graph_fitted(
+    context: str, change: Callable[[Graph], Graph], rate: float, seed: int
+) -> tuple[dict[str, float], Any]:
+    """As `fitted`, of the network along the flow, on other vectors or changed programs, without the early loss."""
     ready = {
-        name: (padded([bare(one) for one in programs], LONGEST["wirings"]), y.astype(np.int32))
+        name: (padded([change(one) for one in programs], LONGEST["wirings"]), y.astype(np.int32))
         for name, (programs, y) in wiring_parts(seed).items()
     }
-    rng, table = np.random.default_rng([seed, 5]), jnp.asarray(vectors("untrained", seed))
+    rng, table = np.random.default_rng([seed, 5]), jnp.asarray(vectors(context, seed))
     rows = rng.integers(len(ready["train"][1]), size=(STEPS // LOOK, LOOK, BATCH))
     key, classes = jax.random.key(seed), len(corpus.WIRINGS)
     right, _, params = _train("graph", classes, np.float32(rate), key, table, rows, ready)
@@ -587,7 +610,7 @@ def bare_fitted(rate: float, seed: int) -> tuple[dict[str, float], Any]:
 
 
 def bare_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
-    return bare_fitted(rate, seed)[0]
+    return graph_fitted("untrained", bare, rate, seed)[0]
 
 
 def bare_plan(run: RunTrials) -> None:
@@ -600,8 +623,11 @@ BARE = Experiment(
     chaotic=WIRING_MEASURES, drawn={"rate": 2.0**-4},
 )  # fmt: skip
 
-KNOWN_ARMS = ("along the flow", "along the flow, untrained", "recurrent", "recurrent, untrained", ONE_WORD)
-KNOWN_SEEDS = range(20, 36)
+TYPES_ONLY = "along the flow, types"
+KNOWN_ARMS = (
+    "along the flow", "along the flow, untrained", TYPES_ONLY, ONE_WORD, "recurrent", "recurrent, untrained",
+)  # fmt: skip
+KNOWN_SEEDS = range(40, 56)
 
 
 def known_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
@@ -612,30 +638,35 @@ def known_trial(arm: str, rate: float, seed: int) -> dict[str, float]:
     """
     programs, y = wiring_parts(seed)["test"]
     known = np.array([vocabulary().encode(one).min() > 0 for one in programs])
-    if arm == ONE_WORD:
-        chosen, (found, params) = Arm("graph", "untrained", "flow"), bare_fitted(rate, seed)
-        programs = [bare(one) for one in programs]
+    if arm in (ONE_WORD, TYPES_ONLY):
+        chosen = Arm("graph", "untrained" if arm == ONE_WORD else "types", "flow")
+        change = bare if arm == ONE_WORD else lambda one: one
+        found, params = graph_fitted(chosen.context, change, rate, seed)
+        programs = [change(one) for one in programs]
     else:
         chosen, (found, params) = ARMS[arm], fitted("wirings", arm, rate, seed)
     batch, table = padded(programs, LONGEST["wirings"], chosen.wires), jnp.asarray(vectors(chosen.context, seed))
     right = np.asarray(logits(chosen.network, params, table, batch).argmax(1)) == y
-    return {name: round(100 * float(share), 3) for name, share in (
-        ("known", right[known].mean()), ("test", found["test"] / 100), ("unknown", 1 - known.mean()),
-    )}  # fmt: skip
+    shares = {"known": round(100 * float(right[known].mean()), 3), "unknown": round(100 * float(1 - known.mean()), 3)}
+    return shares | {"test": found["test"], "validation": found["validation"]}
 
 
 def known_plan(run: RunTrials) -> None:
     """Each arm at the rate that was best on the first splits, on those and on others."""
     told, alone = records.read(WIRING.id), records.read(BARE.id)
     for arm in KNOWN_ARMS:
-        rate = best_rate(alone if arm == ONE_WORD else told, arm)
+        rate = (
+            until_inside(run, arm, WIRING_SEEDS)
+            if arm == TYPES_ONLY
+            else best_rate(alone if arm == ONE_WORD else told, arm)
+        )
         run([{"arm": arm, "rate": rate, "seed": seed} for seed in (*WIRING_SEEDS, *KNOWN_SEEDS)])
 
 
 KNOWN = Experiment(
-    "code_as_data-known", "how two new operations are wired, all their statements known, by five arms",
-    known_trial, known_plan, {"known": 3.0, "test": 3.0, "unknown": 0.01},
-    chaotic=("known", "test"), drawn={"arm": "along the flow"},
+    "code_as_data-known", "how two new operations are wired, all their statements known, by six arms",
+    known_trial, known_plan, {"known": 3.0, "test": 3.0, "validation": 3.0, "unknown": 0.01},
+    chaotic=("known", "test", "validation"), drawn={"arm": "along the flow"},
 )  # fmt: skip
 
 # How long does it take?
