@@ -220,7 +220,7 @@ REDRAWN_MEASURES = ("hits", "chosen_by", "test")
 REDRAWN = Experiment(
     "code_as_data-redrawn", "related instructions, by vectors from the flow, the text, the same program, redrawn wires",
     redrawn_trial, redrawn_plan, dict.fromkeys(REDRAWN_MEASURES, 1.0),
-    chaotic=REDRAWN_MEASURES, drawn={"wires": "own", "way": "counts", "radius": 1},
+    chaotic=REDRAWN_MEASURES, drawn={"wires": "same program", "way": "counts", "radius": 1},
 )  # fmt: skip
 
 # Networks that read programs
