@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from dlscale.collectives import command
+from dlscale.collectives import command as measuring
 from dlscale.course import grading, records
 from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
@@ -19,6 +19,7 @@ from dlscale.parallel_training import command as training
 from dlscale.sequence_models_and_serving import command as serving
 
 ROOT = Path(__file__).resolve().parent.parent
+TOOLS = {"measure": measuring, "train": training, "serve": serving}  # commands with many options of their own
 
 
 def instances(kind: type, part: str) -> dict[str, Any]:
@@ -56,12 +57,8 @@ def run(identity: str | None, folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Do what the arguments of the command line say and return an exit status."""
-    if arguments[:1] == ["measure"]:  # it has many options of its own
-        return command.main(arguments[1:])
-    if arguments[:1] == ["train"]:
-        return training.main(arguments[1:])
-    if arguments[:1] == ["serve"]:
-        return serving.main(arguments[1:])
+    if arguments and arguments[0] in TOOLS:
+        return TOOLS[arguments[0]].main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m dlscale", description="The commands of the course.")
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("run", help="run a recorded experiment and renew its record")
@@ -74,11 +71,10 @@ def main(arguments: list[str]) -> int:
     many.add_argument("--seconds", type=float, default=60, help="of the processor, for each answer (%(default)g)")
     many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
-    commands.add_parser("measure", help="time collective operations; see `python -m dlscale measure --help`")
-    commands.add_parser("train", help="train among processes; see `python -m dlscale train --help`")
-    commands.add_parser("serve", help="serve a trained recogniser; see `python -m dlscale serve --help`")
     many.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
+    for name, tool in TOOLS.items():
+        commands.add_parser(name, help=tool.ABOUT)
     options = vars(parser.parse_args(arguments))
     try:
         return options.pop("work")(**options) or 0

@@ -78,9 +78,8 @@ def report(what: Measurements, entries: Iterator[Entry], table: Path | None, plo
     workers, rows, left_out = next(entries), [], set()
     if workers.process > 0:
         return [entry for entry in entries if isinstance(entry, Row)]
-    title = f"{workers.count} workers ({workers.kind}), {what.dtype}"
-    title += f"\n{EMULATED}" if workers.kind == measuring.DEVICES else ""
-    heading = LINE.format(*HEADINGS)
+    warning = f"\n{EMULATED}" * (workers.kind == measuring.DEVICES)
+    title, heading = f"{workers.count} workers ({workers.kind}), {what.dtype}{warning}", LINE.format(*HEADINGS)
     bar = tqdm(total=len(what.entries(workers.count)), unit="row", leave=False, disable=None)
     try:
         # by lines: a run that is cut off keeps what it has
@@ -140,7 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 128 + signal.SIGINT
-    right = all(row.right for row in rows)
-    if not right:
+    if wrong := not all(row.right for row in rows):
         print("Not all results are right: see the last column.", file=sys.stderr)
-    return int(not right)
+    return int(wrong)

@@ -258,8 +258,7 @@ def work(notebooks: str) -> None:
     from traitlets.config import Config
 
     inbox, outbox = channel()
-    for stream in (1, 2):
-        os.dup2(0, stream)  # nothing that an answer prints is kept
+    os.dup2(0, 1), os.dup2(0, 2)  # nothing that an answer prints is kept
     shutil.copytree(notebooks, ".", ignore=shutil.ignore_patterns("*.ipynb", ".*"), dirs_exist_ok=True)
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     answers: dict[str, Any] = {}
