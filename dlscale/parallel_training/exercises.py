@@ -223,8 +223,10 @@ def _images(answer: Any) -> str | None:
 
         most = max(images for images in range(1000) if model_is_no_worse(images))
         about = f"For {inputs:,} inputs, {outputs:,} outputs and {workers} workers the number of images"
-        if wrong := compare(about, answer(inputs, outputs, workers), most, 1e-9):
-            return wrong
+        given = answer(inputs, outputs, workers)
+        if wrong := compare(about, given, most, 1e-9):
+            mixed = compare(about, given, outputs // (workers - 1), 1e-9) is None
+            return f"{about} is that of data after columns: here each comes after its own kind." if mixed else wrong
     return None
 
 
@@ -233,8 +235,8 @@ images = Exercise(
     answer="most_images",
     question="How many images can each worker have before a dense layer is better split by data than by columns? Write "
     "`most_images(inputs, outputs, workers)`: the most images *of each worker* with which a dense layer of "
-    "`inputs` × `outputs` weights sends no more by columns, the layer before it split so, too, than by data (without "
-    "biases; a whole number, perhaps 0).",
+    "`inputs` × `outputs` weights sends no more by columns than by data, each after a layer split in its own way: "
+    "columns after columns, data after data, not the mixed case above (without biases; a whole number, perhaps 0).",
     hints=(
         "Set the two formulas above equal: the factor 2 (P − 1) / P and the 4 bytes are in both.",
         "By columns the inputs of the images of *all* workers are gathered.",

@@ -150,3 +150,24 @@ LONGER = Experiment(
     chaotic=("accuracy", "loss"),
     drawn={"judged_on": "test"},
 )
+
+
+# One stage at the rate of eight stashed ones: whether what stashing leaves of the price is the rate
+
+STASHED_RATE = 0.14  # their best one in `LONGER`
+
+
+def equal_plan(run: RunTrials) -> None:
+    """One stage at that rate, on the seeds of the test."""
+    arm = {"stages": 1, "stash": False, "learning_rate": STASHED_RATE, "judged_on": "test"}
+    run([arm | {"seed": seed} for seed in LONG_TEST_SEEDS])
+
+
+EQUAL = Experiment(
+    "parallel_training-equal",
+    "one stage for forty-five epochs at the best rate of eight stashed ones",
+    long_trial,
+    equal_plan,
+    {"accuracy": 1.0, "loss": 0.02, "early_loss": 2e-3},
+    chaotic=("accuracy", "loss"),
+)
