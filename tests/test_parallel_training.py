@@ -28,10 +28,11 @@ from scipy import stats
 
 from dlscale import collectives
 from dlscale import parallel_training as room
+from dlscale.course import records
 from dlscale.lab import devices, models, processes, program
 from dlscale.lab.processes import PeerLost
 from dlscale.page import figures
-from dlscale.parallel_training import command, exercises, pipeline, planning
+from dlscale.parallel_training import command, exercises, experiment, pipeline, planning
 
 LAYERS = [models.dense("relu"), models.dense("relu"), models.dense()]
 WIDTHS = (6, 8, 4, 5)
@@ -865,3 +866,10 @@ def test_other_exercises_refuse_the_naive_answer():
         if pipeline.pipeline_schedule("interleaved" if v > 1 else "1f1b", S, m, v).bubble <= b + 1e-9
     )  # fmt: skip
     assert exercises.enough.judge(by_table)[0]
+
+
+def test_the_rate_of_the_stashed_stages_is_the_best_of_their_record():
+    longer = records.read(experiment.LONGER.id)
+    arm = {"stages": 8, "stash": True, "judged_on": "validation"}
+    means = {r: longer.values("accuracy", **arm, learning_rate=r).mean() for r in experiment.LONG_RATES}
+    assert max(means, key=means.get) == experiment.STASHED_RATE

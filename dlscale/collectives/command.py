@@ -79,14 +79,14 @@ def report(what: Measurements, entries: Iterator[Entry], table: Path | None, plo
     if workers.process > 0:
         return [entry for entry in entries if isinstance(entry, Row)]
     warning = f"\n{EMULATED}" * (workers.kind == measuring.DEVICES)
-    title, heading = f"{workers.count} workers ({workers.kind}), {what.dtype}{warning}", LINE.format(*HEADINGS)
+    title = f"{workers.count} workers ({workers.kind}), {what.dtype}{warning}"
     bar = tqdm(total=len(what.entries(workers.count)), unit="row", leave=False, disable=None)
     try:
         # by lines: a run that is cut off keeps what it has
         with bar, (table or Path(os.devnull)).open("w", buffering=1, encoding="utf-8", newline="") as file:
             write = csv.writer(file).writerow
             write((*Row._fields, "algorithm_bandwidth", "bus_bandwidth"))
-            print(title, heading, "-" * len(heading), sep="\n", flush=True)
+            print(title, heading := LINE.format(*HEADINGS), "-" * len(heading), sep="\n", flush=True)
             for entry in entries:
                 bar.clear()
                 if isinstance(entry, Row):
