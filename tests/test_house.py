@@ -25,6 +25,7 @@ from dlscale.course import sources
 from dlscale.course.contents import contents
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "dlscale"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MOST_LINES, MOST_LINES_OF_METHOD = 3600, 300  # neither blank nor only comment or docstring
 LATER = {book.room for book in contents()[9:]}  # rooms that the first number is not for
@@ -104,6 +105,34 @@ def test_what_only_later_notebooks_use_is_used_by_no_earlier_one():
             used[path] = used.get(path, set()) | names | {part.name for part in parts if isinstance(part, ast.alias)}
     words = {word for later in LATER_USE.values() for word in later}
     assert {path.name: found for path, names in used.items() if (found := names & words)} == {}
+
+
+def unused(modules: dict[str, str], users: str) -> list[str]:
+    """Functions, methods and classes whose name stands in no module outside of its own lines, nor in `users`."""
+    found, words = [], Counter(re.findall(r"\w+", "\n".join([*modules.values(), users])))
+    for name, text in modules.items():
+        for part in ast.walk(ast.parse(text)):
+            if isinstance(part, ast.FunctionDef | ast.ClassDef) and not re.fullmatch(r"__\w+__|_repr_\w+_", part.name):
+                own = "\n".join(text.splitlines()[line - 1] for line in lines_of(part))
+                if words[part.name] == len(re.findall(rf"\b{part.name}\b", own)):
+                    found.append(f"{name}: {part.name}")
+    return found
+
+
+def test_nothing_is_there_for_tests_alone():
+    modules = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    others = [*(ROOT / "tools").glob("*.py"), *(ROOT / "benchmarks").glob("*.py"), PACKAGE / "page" / "explorer.js"]
+    users = [path.read_text(encoding="utf-8") for path in others]
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        users += [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    assert unused(modules, "\n".join(users)) == []
+
+
+def test_what_is_not_used_is_named():
+    modules = {"a.py": "def f(): f()\n\nclass B:\n    def c(self): ...\n    def _repr_png_(self): ...", "d.py": "B.c"}
+    assert unused(modules, "x") == ["a.py: f"]
+    assert unused(modules, "f") == []
+    assert unused(modules | {"d.py": "B"}, "f") == ["a.py: c"]
 
 
 def sizes(package: Path) -> tuple[dict[str, int], dict[str, int]]:

@@ -270,30 +270,6 @@ def convolve(algorithm: str, x: Array, w: Array) -> Array:
     return run(x, w)
 
 
-def error_bound(algorithm: str, x: Array, w: Array) -> Array:
-    """How far a result of an algorithm may lie from the true one: γ(n) times the same sum of magnitudes (Higham 2002).
-
-    n is the number of roundings on the longest way from a number to a result, γ(n) = nu / (1 - nu). Of the Fourier
-    transform the bound is for the whole image, of lengths (Higham 2002, theorem 24.2).
-    """
-    k, _, channels, _ = w.shape
-    if algorithm == "FFT":
-        lengths = jnp.sqrt(jnp.einsum("nrci,nrci->ni", x, x)) @ jnp.sqrt(jnp.einsum("klio,klio->io", w, w))
-        levels = 3 * math.log2(_quick(x.shape[1]) * _quick(x.shape[2]))
-        return gamma(8 * levels + channels) * lengths[:, None, None]
-    if not algorithm.startswith("Winograd"):
-        return gamma(k * k * channels) * direct(jnp.abs(x), jnp.abs(w))
-    m = int(algorithm.split()[1])
-    transforms = Transforms(*(np.abs(t.astype(float)) for t in winograd_transforms(m, k)))
-    n = 2 * (m + k - 1) ** 2 + k * k + channels + 3  # of the three transforms, their entries, and the sum
-    return gamma(n) * winograd(jnp.abs(x), jnp.abs(w), m, transforms)
-
-
-def gamma(n: float) -> float:
-    """The relative error that n roundings in a row of float32, each 2^-24 at most, may make together."""
-    return n * 2.0**-24 / (1 - n * 2.0**-24)
-
-
 # Micro-batches
 
 
