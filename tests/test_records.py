@@ -238,6 +238,7 @@ def test_a_stored_record_was_made_by_the_present_code(chosen):
     assert len(settings) == len(set(settings))
 
 
+@pytest.mark.record
 @EACH
 def test_a_stored_trial_comes_out_the_same_again(chosen):
     again = records.rerun(chosen, draw=0)
