@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import signal
-import time
 
 import jax
 import numpy as np
@@ -382,11 +381,11 @@ def test_without_a_worker_training_goes_on_even_with_a_bound():
     assert len(told["server"]["result"]["staleness"]) == 300 and told["server"]["result"]["loss"] < 2.25
 
 
-def test_without_the_server_all_end_with_a_message_soon():
-    start = time.monotonic()
+def test_without_the_server_all_end_with_a_message_at_once():
     told = story(kill="server", workers=2, gradients=100_000)
-    assert told["server"]["ended"] == "was ended by SIGKILL" and time.monotonic() - start < 15
-    assert all("the server is gone after" in told[f"worker {rank}"]["error"] for rank in (0, 1))
+    assert told["server"]["ended"] == "was ended by SIGKILL"
+    errors = [told[f"worker {rank}"]["error"] for rank in (0, 1)]
+    assert all("the server is gone after" in error and "timed out" not in error for error in errors), "none waited"
 
 
 def test_a_group_that_cannot_be():

@@ -626,7 +626,7 @@ def test_it_serves_a_saved_net_and_ends_with_ctrl_c(tmp_path):
             }
         assert len({one["heard"] for one in found.answers}) == 1
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=600)
     assert process.returncode == 130 and error.strip() == "Stopped: 12 requests answered, 0 refused."
 
 
