@@ -17,7 +17,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -237,7 +236,7 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
 def _wait_until_up(process: subprocess.Popen, address: str, log: Path) -> None:
     end = time.monotonic() + 60 * MINUTES
     while True:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(address, timeout=60):
+        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=60):
             return
         if process.poll() is not None or time.monotonic() > end:
             raise RuntimeError(f"JupyterLab did not start:\n{log.read_text(encoding='utf-8')[-3000:]}")
