@@ -91,10 +91,10 @@ def test_lines_of_code_count_neither_comments_nor_docstrings(tmp_path):
 
 
 def test_what_only_later_notebooks_use_is_used_by_no_earlier_one():
-    early = [path for path in (ROOT / "dlscale").rglob("*.py") if LATER.isdisjoint(path.parts)]
+    early = [path for path in PACKAGE.rglob("*.py") if LATER.isdisjoint(path.parts)]
     texts = {path: path.read_text(encoding="utf-8").splitlines() for path in early}
     for name, later in LATER_USE.items():
-        for statement in defining(path := ROOT / "dlscale" / name, later):
+        for statement in defining(path := PACKAGE / name, later):
             for line in lines_of(statement):
                 texts[path][line - 1] = ""
     used = {path: set(re.findall(r"\w+", "\n".join(lines))) for path, lines in texts.items()}
@@ -161,7 +161,7 @@ def too_large(package: Path) -> str:
 
 
 def test_the_library_can_be_read_in_a_day_and_a_room_in_a_quarter_of_an_hour():
-    assert not (report := too_large(ROOT / "dlscale")), f"look for what a well-kept library already does:\n{report}"
+    assert not (report := too_large(PACKAGE)), f"look for what a well-kept library already does:\n{report}"
 
 
 def test_too_large_a_room_is_named(tmp_path):
@@ -182,9 +182,9 @@ def test_a_subject_has_its_four_places():
     """Notebook, room, test, contents: under one name."""
     available = {book.file: book.room for book in contents() if book.available}
     assert {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} == available.keys()
-    rooms = {path.parent.name for path in (ROOT / "dlscale").glob("*/__init__.py")} - PARTS
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - PARTS
     assert rooms == {*available.values(), *SHARED}
-    _, methods = sizes(ROOT / "dlscale")
+    _, methods = sizes(PACKAGE)
     for room in rooms:  # 00 and 01 have none: there all that is taught stands in the notebook
         assert (ROOT / "tests" / f"test_{room}.py").is_file() or not methods[room], f"{room} has a method, but no test"
 
