@@ -23,20 +23,20 @@ lab: $(READY)  ## open the course in JupyterLab
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 # The library's tests compile a thousand small programs and run each once or twice: optimising them costs a third of the
-# time. What runs stored results again, notebooks and trials of records, takes XLA as a reader has it, and so does the
-# smoke test of the oldest versions.
+# time. What runs stored results again, notebooks, what they suggest and trials of records, takes XLA as a reader has it,
+# and so does the smoke test of the oldest versions. A file stays with one worker, which compiles what its tests share;
+# they start in the order of their names: by the number of tests, the last would be those with few and long ones.
 check: export XLA_FLAGS += --xla_backend_optimization_level=0
 check: $(READY)  ## check style, walls and library: all but what runs stored results again
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(PYTEST) --dist loadfile -m "not notebook and not record"
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record"
 
 # Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
 # compiled. Only this and `check` grow with the course: most of a notebook's time here is that of its own runs, twice, so
 # what shortens a notebook shortens this by more. A room's tests should add no more than 20 s; the slowest are printed.
-test: check  ## check all: also every notebook from cold, its controls in a browser, and a trial of each record
-	$(PYTEST) --dist loadgroup -m "notebook or record" tests/test_notebooks.py tests/test_in_browser.py tests/test_book.py \
-	    tests/test_records.py
+test: check  ## check all: also every notebook from cold, its controls in a browser, what it suggests, and a trial of each record
+	$(PYTEST) --dist loadgroup -m "notebook or record"
 
 notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
 	$(BIN)/python tools/notebooks.py

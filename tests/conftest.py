@@ -29,6 +29,14 @@ settings.load_profile("dlscale")
 # browser finds what the cold run compiled.
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-xdist, which writes the group behind the name
+def pytest_collection_modifyitems(config, items):
+    items.sort(key=lambda item: item.path.stem == "test_in_browser")
+    grouped = [item for item in items if item.get_closest_marker("xdist_group")]
+    if config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in grouped):
+        raise pytest.UsageError("This pytest-xdist keeps no groups together under this pytest: take those of the lock.")
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory) -> Path:
     """What the cold runs of this worker's notebooks compiled."""
@@ -40,6 +48,11 @@ def each_notebook(test):
     paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
     cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
+
+
+def suggested_by(notebook: str):
+    """What a notebook suggests, on its own cells: as costly as the notebook, and beside it, in one worker."""
+    return lambda test: pytest.mark.notebook(pytest.mark.xdist_group(f"suggested by {notebook}")(test))
 
 
 def _lacks(browser: str) -> None:

@@ -12,6 +12,7 @@ import nbformat
 import numpy as np
 import optax
 import pytest
+from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
@@ -486,16 +487,19 @@ def nearer():
     return to_the_law(truth="")
 
 
+@suggested_by("04_batch_size_and_lars")
 def test_a_nearer_target_has_a_smaller_critical_batch(nearer):
     assert 20 < nearer["law"].batch.mean < 155
     assert nearer["arrived"].shape == (7, 4, 8) and (nearer["needed"] > 0).all()
 
 
+@suggested_by("04_batch_size_and_lars")
 def test_wrong_labels_make_the_critical_batch_of_the_nearer_target_larger(nearer):
     spoiled = "\ny_train = y_train.copy()\ny_train[::10] = np.random.default_rng(0).integers(0, 10, len(y_train[::10]))"
     assert to_the_law(spoiled)["law"].batch.mean > 1.2 * nearer["law"].batch.mean
 
 
+@suggested_by("04_batch_size_and_lars")
 def test_a_target_that_few_reach_is_not_fitted(nearer):
     names = nearer | {"arrived": np.zeros((7, 4, 8), bool)}
     with pytest.raises(ValueError, match="nearer TARGET"):

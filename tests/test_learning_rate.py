@@ -10,6 +10,7 @@ import nbformat
 import numpy as np
 import optax
 import pytest
+from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,6 +273,7 @@ SUGGESTIONS = {
 }
 
 
+@suggested_by("03_learning_rate")
 @pytest.mark.parametrize("name", SUGGESTIONS)
 def test_a_comparison_that_is_suggested_runs(name, monkeypatch, capsys):
     monkeypatch.setenv("DLSCALE_CACHE", "off")

@@ -12,6 +12,7 @@ import nbformat
 import numpy as np
 import optax
 import pytest
+from conftest import suggested_by
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
@@ -657,6 +658,7 @@ def test_the_rise_along_the_line_between_two_solutions_is_taken_both_ways_and_ab
     np.testing.assert_allclose(list(found.values()), 0, atol=1e-3)  # a parabola is as steep at either place
 
 
+@suggested_by("02_loss_landscapes")
 def test_all_that_the_notebook_suggests_works():
     cells = notebook_cells()
     namespace = {"distances": np.linspace(-1, 1, 5)}

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import Cells
+from conftest import suggested_by
 
 from dlscale.sgd import exercises
 
@@ -128,6 +129,7 @@ def test_a_degree_is_chosen_for_the_samples():
 # What to try next
 
 
+@suggested_by("01_sgd")
 def test_an_eighth_method_can_join_the_race():
     cells = Cells("01_sgd", {"count=256": "count=16", "AT_ONCE = 1856": "AT_ONCE = 464"})
     cells.run("sgd-01", "sgd-15", "sgd-16", "sgd-17", "sgd-19", "sgd-20", "sgd-23", "sgd-24", "sgd-starts")
@@ -143,6 +145,7 @@ def test_an_eighth_method_can_join_the_race():
     assert cells["steps"]["ravine", "Nadam"].mean() < cells["steps"]["ravine", "RMSprop"].mean()
 
 
+@suggested_by("01_sgd")
 def test_a_larger_batch_can_be_dealt():
     cells = Cells(
         "01_sgd",
@@ -156,6 +159,7 @@ def test_a_larger_batch_can_be_dealt():
     assert set(cells["deals"]) == {"reshuffled", "fixed batches", "one order", "one order, turned", "sorted"}
 
 
+@suggested_by("01_sgd")
 @pytest.mark.parametrize("bug", ["no mask", "doubled"])
 def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
     spoiled = {
@@ -173,6 +177,7 @@ def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
     assert lost > 1.5 if bug == "no mask" else abs(lost) < 1.5
 
 
+@suggested_by("01_sgd")
 def test_a_lower_target_has_its_minimum_between_one_and_all():
     cells = Cells(
         "01_sgd",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cells import Cells
+from conftest import suggested_by
 
 from dlscale.start_here import exercises
 
@@ -83,6 +84,7 @@ def suggested(method: str, rates: str, thinned: str) -> Cells:
     return cells
 
 
+@suggested_by("00_start_here")
 def test_without_momentum_a_run_that_never_arrives_gives_a_bound_and_no_verdict(capsys):
     cells = suggested("optax.sgd(learning_rate)", RATES, "rates = [2.0**k for k in range(-4, 2, 2)]")
     assert np.isnan(cells["needed"][0.50][200]).all() and np.isnan(cells["speed_up"][0.50][200]).all()
@@ -97,6 +99,7 @@ def test_without_momentum_a_run_that_never_arrives_gives_a_bound_and_no_verdict(
     assert "No verdict on the speed-up: 3 of 8 runs never arrived" in capsys.readouterr().out
 
 
+@suggested_by("00_start_here")
 def test_with_adam_200_machines_are_sooner_but_not_200_times():
     rates = "rates = [2.0**k for k in range(-13, -2)]"
     cells = suggested("optax.adam(learning_rate)", rates, rates.replace("-2)", "-2, 3)"))
