@@ -108,7 +108,9 @@ window.dlscale = {
         dlscale.notebook().node.addEventListener('load', dlscale.happened, {capture: true});
     },
     runAll: async minutes => {
-        await jupyterapp.commands.execute('notebook:run-all-cells');
+        let ran = false;
+        jupyterapp.commands.execute('notebook:run-all-cells').finally(() => { ran = true; dlscale.happened(); });
+        await dlscale.until(() => ran, () => 'for all cells to run', minutes);
         await dlscale.settled(minutes);
     },
     outputs: () => [...dlscale.notebook().content.model.cells].flatMap(cell => cell.outputs?.toJSON() ?? []),
@@ -192,6 +194,7 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
 
     Its kernels get the environment `variables` in addition to those of this process.
     The address has a place for a notebook's name: `address.format("01_sgd.ipynb")`.
+    Raises RuntimeError at the end, with what JupyterLab and the kernels said, if a kernel died.
     """
     token = secrets.token_hex(16)
     with contextlib.ExitStack() as stack:
@@ -231,6 +234,9 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            before, died, after = (private / "log").read_text(encoding="utf-8").partition("restarting kernel")
+            if died:
+                raise RuntimeError(f"A kernel died:\n{before[-6000:]}{died}{after[:1000]}")
 
 
 def _wait_until_up(process: subprocess.Popen, address: str, log: Path) -> None:
