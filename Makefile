@@ -35,7 +35,7 @@ check: $(READY)  ## check style, walls and library: all but what runs stored res
 # Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
 # compiled. Only this and `check` grow with the course: most of a notebook's time here is that of its own runs, twice, so
 # what shortens a notebook shortens this by more. A room's tests should add no more than 20 s; the slowest are printed.
-test: check  ## check all: also every notebook from cold, its controls in a browser, what it suggests, and a trial of each record
+test: check  ## check all: also every notebook, cold and in a browser, what it suggests, and a trial of each record
 	$(PYTEST) --dist loadgroup -m "notebook or record"
 
 notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs

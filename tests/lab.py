@@ -234,7 +234,7 @@ def server(folder: Path, variables: dict[str, str] | None = None) -> Iterator[st
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            before, died, after = (private / "log").read_text(encoding="utf-8").partition("restarting kernel")
+            before, died, after = (private / "log").read_text(encoding="utf-8").partition("KernelRestarter: restarting")
             if died:
                 raise RuntimeError(f"A kernel died:\n{before[-6000:]}{died}{after[:1000]}")
 

@@ -142,6 +142,21 @@ widgets.explore(
 
 
 @pytest.mark.notebook
+def test_a_kernel_that_dies_is_noticed_and_what_it_said_is_shown(chromium, tmp_path):
+    cells = [nbformat.v4.new_code_cell("import os\nos.write(2, b'its last words\\n')\nos.abort()")]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "a.ipynb")
+    with (
+        pytest.raises(RuntimeError, match=r"(?s)A kernel died.*its last words.*KernelRestarter"),
+        lab.server(tmp_path) as address,
+        lab.page(chromium) as page,
+        pytest.raises(Exception, match="the kernel died"),
+        lab.opened(page, address.format("a.ipynb")),
+    ):
+        pass
+
+
+@pytest.mark.notebook
 def test_bad_controls_are_noticed(folder, address, page):
     path = folder / "spoiled.ipynb"
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
