@@ -16,6 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script: children would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+with contextlib.suppress(ImportError):  # Windows knows no such limit
+    import resource
+
+    # Some processes of tests end by an abort: what a system may keep of their memory would lie in the checkout.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the same numbers on a machine with an accelerator
 os.environ["DLSCALE_CACHE"] = "off"  # tests see what a first run sees
 

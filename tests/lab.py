@@ -146,7 +146,8 @@ window.dlscale = {
         const bad = output => output.output_type === 'error' || output.name === 'stderr';
         const text = output => output.text ?? `${output.ename}: ${output.evalue}`;
         const alerts = [...dlscale.notebook().node.querySelectorAll('[role=alert]:not([hidden])')];
-        return [...dlscale.outputs().filter(bad).map(text), ...alerts.map(alert => alert.innerText)];
+        const lost = dlscale.notebook().node.textContent.match(/Error displaying widget.{0,200}/g) ?? [];
+        return [...dlscale.outputs().filter(bad).map(text), ...alerts.map(alert => alert.innerText), ...lost];
     },
     pictures: control => Promise.all(dlscale.images(control.closest('.jp-Cell')).map(async image =>
         btoa(Array.from(await dlscale.bytes(image), byte => String.fromCharCode(byte)).join('')))),
@@ -351,11 +352,14 @@ class OpenNotebook:
         """Wait until the kernel has answered all that was sent to it, and the page shows its pictures."""
         self.page.evaluate("minutes => dlscale.settled(minutes)", MINUTES)
 
+    def draw_nothing_ahead(self) -> None:
+        """Let the kernel draw what is asked for and no more, as while a cell runs."""
+        code = "from dlscale.page import widgets; widgets.cell_runs.set()"
+        self.page.evaluate("code => dlscale.kernel().requestExecute({code, silent: true}).done.then(() => {})", code)
+
     def errors(self) -> list[str]:
         """What went wrong so far: in cells, in callbacks, and widgets that could not be shown."""
-        return (
-            self.page.evaluate("dlscale.errors()") + self.page.get_by_text("Error displaying widget").all_inner_texts()
-        )
+        return self.page.evaluate("dlscale.errors()")
 
     def sliders(self) -> list[Locator]:
         return self.page.locator(".dlscale-explorer input[type=range]").all()

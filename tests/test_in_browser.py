@@ -41,6 +41,7 @@ def test_every_control_by_keyboard(path, address, page):
     with lab.opened(page, address.format(path.name)) as notebook:
         assert notebook.errors() == []
         assert notebook.sliders()
+        notebook.draw_nothing_ahead()  # nine frames of ten, which are looked at below
         for slider in notebook.sliders():
             check_slider(notebook, slider)
         for menu in notebook.menus():
@@ -154,6 +155,17 @@ def test_a_kernel_that_dies_is_noticed_and_what_it_said_is_shown(chromium, tmp_p
         lab.opened(page, address.format("a.ipynb")),
     ):
         pass
+
+
+@pytest.mark.notebook
+def test_a_widget_that_cannot_be_shown_is_noticed(folder, address, page):
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "none", "version_major": 2, "version_minor": 0}}
+    cells = [nbformat.v4.new_code_cell(f"display({view}, raw=True)")]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "lost.ipynb")
+    with lab.opened(page, address.format("lost.ipynb")) as notebook:
+        page.get_by_text("Error displaying widget").wait_for()
+        assert ["Error displaying widget" in error for error in notebook.errors()] == [True]
 
 
 @pytest.mark.notebook

@@ -206,15 +206,21 @@ def test_check_extremes_fails_for_a_failing_callback_and_for_an_idle_control(sho
         extremes.check()
 
 
-def test_check_extremes_fails_for_what_moves_and_is_not_returned(shown):
+@pytest.mark.parametrize("how", ["everywhere", "at one setting alone", "in place"])
+def test_check_extremes_fails_for_what_moves_and_is_not_returned(shown, how):
     def make(figure):
-        update = line_figure()(figure)
+        update, (other,) = line_figure()(figure), figure.axes[0].fill([0, 1, 1], [0, 0, 1])
 
-        def update_and_name(slope, kind):
-            figure.axes[0].set_title(f"{slope:g}, {kind}")
+        def update_more(slope, kind):
+            if how == "everywhere":
+                figure.axes[0].set_title(f"{slope:g}, {kind}")
+            elif how == "in place":
+                other.get_xy()[2] = 1, slope  # the figure is not told
+            elif (slope, kind) == (3.0, "plain"):
+                other.set_color("red")
             return update(slope * (2 if kind == "fancy" else 1), "plain")
 
-        return update_and_name
+        return update_more
 
     explore(make=make)
     with pytest.raises(AssertionError, match="Explorer 0 is not drawn in full"):
