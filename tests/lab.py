@@ -352,11 +352,6 @@ class OpenNotebook:
         """Wait until the kernel has answered all that was sent to it, and the page shows its pictures."""
         self.page.evaluate("minutes => dlscale.settled(minutes)", MINUTES)
 
-    def draw_nothing_ahead(self) -> None:
-        """Let the kernel draw what is asked for and no more, as while a cell runs."""
-        code = "from dlscale.page import widgets; widgets.cell_runs.set()"
-        self.page.evaluate("code => dlscale.kernel().requestExecute({code, silent: true}).done.then(() => {})", code)
-
     def errors(self) -> list[str]:
         """What went wrong so far: in cells, in callbacks, and widgets that could not be shown."""
         return self.page.evaluate("dlscale.errors()")

@@ -41,7 +41,6 @@ def test_every_control_by_keyboard(path, address, page):
     with lab.opened(page, address.format(path.name)) as notebook:
         assert notebook.errors() == []
         assert notebook.sliders()
-        notebook.draw_nothing_ahead()  # nine frames of ten, which are looked at below
         for slider in notebook.sliders():
             check_slider(notebook, slider)
         for menu in notebook.menus():
@@ -114,6 +113,36 @@ def accessible_name(control):
     return description.split('"')[1]
 
 
+def written(path, *sources):
+    """A notebook of these cells, in a file."""
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), path)
+    return path
+
+
+@pytest.mark.notebook
+def test_a_kernel_that_dies_is_noticed_and_what_it_said_is_shown(chromium, tmp_path):
+    path = written(tmp_path / "a.ipynb", "import os\nos.write(2, b'its last words\\n')\nos.abort()")
+    with (
+        pytest.raises(RuntimeError, match=r"(?s)A kernel died.*its last words.*KernelRestarter"),
+        lab.server(tmp_path) as address,
+        lab.page(chromium) as page,
+        pytest.raises(Exception, match="the kernel died"),
+        lab.opened(page, address.format(path.name)),
+    ):
+        pass
+
+
+@pytest.mark.notebook
+def test_a_widget_that_cannot_be_shown_is_noticed(folder, address, page):
+    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "none", "version_major": 2, "version_minor": 0}}
+    path = written(folder / "lost.ipynb", f"display({view}, raw=True)")
+    with lab.opened(page, address.format(path.name)) as notebook:
+        page.get_by_text("Error displaying widget").wait_for()
+        assert ["Error displaying widget" in error for error in notebook.errors()] == [True]
+
+
 SPOILED = """
 import time
 from dlscale.page import figures, widgets
@@ -143,36 +172,8 @@ widgets.explore(
 
 
 @pytest.mark.notebook
-def test_a_kernel_that_dies_is_noticed_and_what_it_said_is_shown(chromium, tmp_path):
-    cells = [nbformat.v4.new_code_cell("import os\nos.write(2, b'its last words\\n')\nos.abort()")]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "a.ipynb")
-    with (
-        pytest.raises(RuntimeError, match=r"(?s)A kernel died.*its last words.*KernelRestarter"),
-        lab.server(tmp_path) as address,
-        lab.page(chromium) as page,
-        pytest.raises(Exception, match="the kernel died"),
-        lab.opened(page, address.format("a.ipynb")),
-    ):
-        pass
-
-
-@pytest.mark.notebook
-def test_a_widget_that_cannot_be_shown_is_noticed(folder, address, page):
-    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "none", "version_major": 2, "version_minor": 0}}
-    cells = [nbformat.v4.new_code_cell(f"display({view}, raw=True)")]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), folder / "lost.ipynb")
-    with lab.opened(page, address.format("lost.ipynb")) as notebook:
-        page.get_by_text("Error displaying widget").wait_for()
-        assert ["Error displaying widget" in error for error in notebook.errors()] == [True]
-
-
-@pytest.mark.notebook
 def test_bad_controls_are_noticed(folder, address, page):
-    path = folder / "spoiled.ipynb"
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SPOILED)], metadata=metadata), path)
+    path = written(folder / "spoiled.ipynb", SPOILED)
     with lab.opened(page, address.format(path.name)) as notebook:
         assert notebook.errors() == []
         check_slider(notebook, notebook.slider("good"))
@@ -216,10 +217,7 @@ threading.Event().wait(1e-9)  # put a time here that lasts
 @pytest.fixture(scope="module")
 def live(folder):
     """A notebook with two explorers and a cell that can be made to last."""
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    cells = [nbformat.v4.new_code_cell(source.strip()) for source in LIVE.split("---")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "live.ipynb")
-    return folder / "live.ipynb"
+    return written(folder / "live.ipynb", *map(str.strip, LIVE.split("---")))
 
 
 @pytest.fixture
@@ -387,11 +385,9 @@ def test_jupyter_notebook_7_works_the_same(live, address, page):
 
 @pytest.mark.notebook
 def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, page):
-    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     make, explore = LIVE.split("---")[:2]
-    cells = [nbformat.v4.new_code_cell(f"{make}\nwidgets.ISOLATED = True"), nbformat.v4.new_code_cell(explore)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), folder / "apart.ipynb")
-    with lab.opened(page, address.format("apart.ipynb")) as notebook:
+    path = written(folder / "apart.ipynb", f"{make}\nwidgets.ISOLATED = True", explore)
+    with lab.opened(page, address.format(path.name)) as notebook:
         slider = notebook.slider("<b>n</b>")
         notebook.press(slider, "Home")
         assert told(notebook) == "rising 0"
