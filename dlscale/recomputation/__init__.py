@@ -293,7 +293,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
     layers differ in number, and, when it is called, for a layer that does not return one array (a side
     output would have to be kept as well).
     """
-    layers = [_in_turn(layer) for layer in plan._each("functions", layers)]
+    layers = list(map(functools.cache(_in_turn), plan._each("functions", layers)))  # equal layers are traced once
 
     def run(items: Items, params: Sequence[Any], x: Array) -> Array:
         for item in items:
@@ -319,7 +319,7 @@ def _in_turn(layer: LayerFunction) -> LayerFunction:
 
     in_turn = jax.custom_vjp(lambda p, x: layer(p, x))
     in_turn.defvjp(lambda p, x: jax.vjp(layer, p, x), back)
-    return in_turn
+    return jax.jit(in_turn, inline=True)  # not inlined, each would stay a program of its own, which keeps other arrays
 
 
 @jax.custom_vjp
