@@ -281,7 +281,7 @@ def sgd_trial(
 
 def sgd_plan(run: RunTrials) -> None:
     """Tune the rate of each batch and length, then try the linear rule instead, from the best rate of batch 8 or 32."""
-    best = {}
+    best, second = {}, {}
     lengths = [*((size, 16, warm_up) for warm_up in (0, 2) for size in SIZES)]
     for size, epochs, warm_up in lengths + [(size, epochs, 0) for size in (32, 128, 512) for epochs in LADDER[1:]]:
         setting = {"batch_size": size, "epochs": epochs, "warm_up": warm_up, "learning_rate": GRID}
@@ -289,6 +289,7 @@ def sgd_plan(run: RunTrials) -> None:
             run, **setting, tuning_seeds=SGD_TUNING_SEEDS, seeds=SGD_TEST_SEEDS, score=itemgetter("accuracy")
         )
         best[size, epochs, warm_up] = tuned.setting["learning_rate"]
+        second[size, epochs, warm_up] = GRID[tuned.scores.mean(-1).argsort()[-2]]
     for base, size in [*((8, size) for size in SIZES[1:7]), (32, 512)]:
         rate = best[base, 16, 0] * size / base
         setting = {"batch_size": size, "epochs": 16, "learning_rate": rate, "judged_on": "test"}
@@ -298,7 +299,8 @@ def sgd_plan(run: RunTrials) -> None:
         for warm_up, rate in {(0, rule): None, (2, rule): None, (2, best[size, 16, 2]): None}:
             setting = {"batch_size": size, "epochs": 16, "learning_rate": rate, "judged_on": "test"}
             run([{**setting, "warm_up": warm_up, "seed": seed} for seed in SGD_CHECK_SEEDS])
-    for size, epochs, rate in ((32, 16, 1.0), (128, 64, 2.0), (512, 256, 2.0)):  # was the choice of a rate luck?
+    for size, epochs in ((32, 16), (64, 16), (128, 64), (512, 256)):  # was the choice of a rate luck?
+        rate = second[size, epochs, 0]
         setting = {"batch_size": size, "epochs": epochs, "warm_up": 0, "learning_rate": rate, "judged_on": "test"}
         run([{**setting, "seed": seed} for seed in SGD_TEST_SEEDS[:8]])
 
