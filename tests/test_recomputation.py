@@ -260,6 +260,19 @@ def test_gradients_are_those_without_a_plan(name, makers):
             np.testing.assert_allclose(a, b, rtol=0, atol=len(layers) * 2**-20 * float(np.abs(b).max()))
 
 
+def test_a_layer_that_comes_several_times_is_traced_once():
+    traced = []
+
+    def layer(w, x):
+        traced.append(x.shape)
+        return jnp.tanh(x @ w)
+
+    params, x = [np.full((3, 3), 0.1 * i, np.float32) for i in range(1, 7)], np.ones((2, 3), np.float32)
+    made = jax.jit(room.apply(room.every(6, 2), [layer] * 6))(params, x)
+    assert traced == [x.shape]
+    np.testing.assert_allclose(made, functools.reduce(lambda x, w: np.tanh(x @ w), params, x), rtol=1e-6)
+
+
 def test_plain_jit_on_a_cpu_undoes_the_plan():
     layers, params, x, _ = net("dense")
     f = room.apply(room.recursive(len(layers)), layers)
