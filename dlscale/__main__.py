@@ -13,7 +13,6 @@ from dlscale.collectives import command as measuring
 from dlscale.course import grading, records
 from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
-from dlscale.course.records import Experiment
 from dlscale.lab import checks
 from dlscale.parallel_training import command as training
 from dlscale.sequence_models_and_serving import command as serving
@@ -34,9 +33,9 @@ def exercises() -> dict[str, Exercise]:
     return instances(Exercise, "exercises")
 
 
-def experiments() -> dict[str, Experiment]:
+def experiments() -> dict[str, records.Experiment]:
     """All recorded experiments of the course by id."""
-    return instances(Experiment, "experiment")
+    return instances(records.Experiment, "experiment")
 
 
 def run(identity: str | None, folder: Path) -> None:

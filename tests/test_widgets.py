@@ -1,10 +1,13 @@
 import asyncio
 import base64
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import extremes
 import numpy as np
 import pytest
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -116,6 +119,31 @@ def test_a_moved_picture_is_the_one_that_drawing_everything_would_give(shown, li
         artist.set_animated(False)
     explorer.figure.canvas.draw()
     np.testing.assert_allclose(pixels(moved), pixels(figures.png(explorer.figure)), atol=2)  # of 255: edges blend
+
+
+def test_one_figure_is_drawn_at_a_time_whatever_the_thread(shown, monkeypatch):
+    monkeypatch.setattr(figures, "display", lambda *_, **__: None)
+    two, met = threading.Barrier(2), []
+
+    class Meeting(Artist):
+        def draw(self, renderer):
+            try:
+                met.append(two.wait(0.3))
+            except threading.BrokenBarrierError:
+                two.reset()
+
+    def make(figure):
+        moving = figure.add_artist(Meeting())
+        return lambda slope, kind: [moving]
+
+    figure, _ = figures.new()
+    figure.add_artist(Meeting())
+    first, second = explore(make=make), explore(make=make)
+    with ThreadPoolExecutor(2) as pool:
+        for other in (lambda: second.draw(second.start), lambda: figures.show(figure, "a figure")):
+            jobs = [pool.submit(first.draw, first.start), pool.submit(other)]
+            assert [job.exception() for job in jobs] == [None] * 2
+            assert not met
 
 
 def test_an_answer_carries_the_setting_the_sentence_and_the_picture(shown):

@@ -1,9 +1,12 @@
 """Drawing that every notebook shares: one palette, bands over seeds, direct labels, pictures with alt text.
 
-Figures are made without pyplot: nothing stays open behind the notebook, and callbacks may draw from any thread.
+Figures are made without pyplot: nothing stays open behind the notebook, and callbacks may draw from any thread, one at
+a time: even threads that draw different figures share fonts and the parser of formulas. What two drew at once was wrong
+at times, and the process may die of it; Matplotlib's own lock does not cover an artist that is drawn alone.
 """
 
 import io
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +33,8 @@ TRAIN, TEST = BLUE, RED
 
 STYLE = dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False) | {"lines.linewidth": 1.8}
 STYLE |= {"axes.grid": True, "axes.axisbelow": True, "axes.titlesize": 11, "grid.color": "#e4e4e4"}
+
+drawing = threading.RLock()  # held by whoever draws
 
 
 def new(columns: int = 1, width: float = 7.2, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
@@ -58,7 +63,8 @@ def png(figure: Figure, compression: int = 6, mark: str = "") -> bytes:
 
 def show(figure: Figure, alt: str) -> None:
     """Display the figure; `alt` says in a sentence what is to be seen, for those who cannot see it."""
-    figure.canvas.draw()
+    with drawing:
+        figure.canvas.draw()
     display({"image/png": png(figure)}, raw=True, metadata={"image/png": {"alt": alt}})
 
 

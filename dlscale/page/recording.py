@@ -7,7 +7,6 @@ import ipywidgets
 from IPython.display import display
 
 from dlscale.course import records
-from dlscale.course.records import Experiment
 from dlscale.lab import devices
 
 
@@ -15,7 +14,7 @@ class RunStopped(Exception):
     """The reader stopped a run."""
 
 
-def record_button(chosen: Experiment, folder: Path | None = None) -> None:
+def record_button(chosen: records.Experiment, folder: Path | None = None) -> None:
     """Show a button that runs the whole and renews the record; pressed again, it stops and keeps what it has."""
     stored = records.read(chosen.id, folder)
     minutes = sum(trial.seconds for trial in stored.trials) / 60 / devices.cores()

@@ -73,8 +73,7 @@ class Control:
 
     def value(self, place: float) -> Any:
         """What stands at a place: the index of a value, or the number itself, which the page may send as an integer."""
-        low, high = self.values[0], self.values[-1]
-        return float(min(max(place, low), high)) if self.kind == "number" else self.values[place]
+        return float(min(max(place, self.values[0]), self.values[1])) if self.kind == "number" else self.values[place]
 
 
 def slider(label: str, values: Sequence[float], value: float | None = None, text: str = "{:g}") -> Control:
@@ -140,8 +139,8 @@ class Explorer:
 
     def __init__(self, make: Make, alt: Alt, figure: Figure, controls: dict[str, Control], remembers: bool) -> None:
         self.alt, self.controls, self.figure = alt, controls, figures.FigureCanvasAgg(figure).figure
-        self.lock = threading.Lock()  # what the page asks comes on another thread than cells do
-        self.update = make(figure)
+        with figures.drawing:  # what the page asks comes on another thread than cells do, at times on both
+            self.update = make(figure)
         if not callable(self.update):
             raise TypeError(f"make(figure) must return the function update(**values), not {self.update!r}.")
         self.background: Any = None
@@ -161,7 +160,7 @@ class Explorer:
 
     def draw(self, values: dict[str, Any], mark: str = "") -> tuple[bytes, str]:
         """Return a setting's picture, with `mark` in the file, and its sentence. Raises what `update` and `alt` do."""
-        with self.lock:
+        with figures.drawing:
             try:
                 moved = self.update(**values)
                 if moved is None or self.background is None:
