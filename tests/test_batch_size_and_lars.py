@@ -466,7 +466,7 @@ def cells():
     path = NOTEBOOK
     names: dict = {}
     wanted = ("01", "03", "05", "07", "target", "09", "10", "14", "26", "warm-method", "61")
-    cut = {"batch-14": "descents =", "batch-26": "jobs =", "batch-warm-method": "EPOCHS, FAIL ="}
+    cut = {"batch-14": "descents =", "batch-26": "passed =", "batch-warm-method": "EPOCHS, FAIL ="}
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.id in {f"batch-{name}" for name in wanted}:
             exec(cell.source.partition(cut.get(cell.id, "\0"))[0], names)

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -207,10 +208,11 @@ def _step(answer: Any) -> str | None:
     ):
         ours = [jnp.float32(w) for w in (rng.normal(size=(5, 4)), np.zeros(4), 3 * rng.normal(size=(3, 2, 2)))]
         library = optax.lars(rate, decay, trust_coefficient=coefficient, momentum=beta)
+        update = jax.jit(library.update)  # else each of its operations is compiled alone
         momenta, state, theirs = [jnp.zeros_like(w) for w in ours], library.init(ours), ours
         for count, length in enumerate((1.0, 0.01, 30.0, 0.0, 1.0), 1):
             gradients = [jnp.float32(length * rng.normal(size=w.shape)) for w in theirs]
-            updates, state = library.update(gradients, state, theirs)
+            updates, state = update(gradients, state, theirs)
             theirs = optax.apply_updates(theirs, updates)
             ours, momenta = answer(list(ours), list(momenta), gradients, rate, coefficient, decay, beta)
             if len(ours) != 3 or len(momenta) != 3:
