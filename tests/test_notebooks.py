@@ -326,7 +326,8 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     package, path = tmp_path / "dlscale", tmp_path / "01_sgd.ipynb"
     code = (
         "from dlscale import course\nfrom dlscale.lab import intervals\nfrom dlscale.sgd import exercises\n"
-        "intervals.interval([1, 2])\nexercises.momentum.check(1)\ncourse.course_map()\n'toy-rates'"
+        "intervals.interval([1, 2])\nexercises.momentum.check(1)\n'sgd-root'\ncourse.course_map()\n'toy-rates'\n"
+        "course.claim('precision-bfloat16')"
     )
     written(path, code)
 
@@ -348,6 +349,10 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     assert not changed("lab/data.py", "TIMEOUT_SECONDS = ", "TIMEOUT_SECONDS = 1")
     assert not changed("sgd/exercises.py", "intensity = Exercise(", "intensity = Exercise(0, ")
     assert not changed("precision/claims.toml", "seeds = ", "seeds = 1")
+    stored = "../data/results/claims.json"
+    assert changed(stored, '"precision-bfloat16": {', '"precision-bfloat16": {"new": 1, ')
+    assert not changed(stored, '"precision-mixed": {', '"precision-mixed": {"new": 1, ')
+    assert not changed(stored, '"sgd-root": {', '"sgd-root": {"new": 1, '), "its own: it decides that one"
     (tmp_path / "data" / "results" / "toy-batches.json").write_text("another record")
     assert notebooks.stale(path) == ""
     (tmp_path / "data" / "results" / "toy-rates.json").write_text("its record")

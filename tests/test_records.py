@@ -225,7 +225,7 @@ def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
 def test_every_record_belongs_to_an_experiment():
     listed = (commands.ROOT / "data" / "README.md").read_text(encoding="utf-8")
     assert all(f"| `results/{name}.json` |" in listed for name in STORED)
-    assert {path.name for path in records.results_folder().glob("*.json")} == {f"{name}.json" for name in STORED}
+    assert {path.name for path in records.results_folder().glob("*-*.json")} == {f"{name}.json" for name in STORED}
 
 
 @EACH

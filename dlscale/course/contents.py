@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from dlscale.course.markup import Markdown, table
+from dlscale.course.markup import Markdown, markdown_table
 
 
 class Item(NamedTuple):
@@ -49,4 +49,4 @@ def course_map(folder: str = "") -> Markdown:
         title = f"[{book.title}]({folder}{book.file})" if book.available else book.title
         times = f"{book.minutes} min, {book.seconds} s" if book.available else "in preparation"
         rows.append([book.file[:2], title, book.question, times])
-    return table(("", "Notebook", "Question", "Reading, machine"), rows)
+    return markdown_table(("", "Notebook", "Question", "Reading, machine"), rows)
