@@ -137,6 +137,7 @@ def assign(number: int, **fields):
 SAID = "Each machine works on fifteen examples at a time. Is it"
 DOUBLED = {2: f"First. {SAID} so?", 5: f"{SAID} not?"}  # two paragraphs that differ, with one sentence in common
 FOLDED = {"tags": ["hide-input"], "jupyter": {"source_hidden": True}, "cellView": "form"}
+CARD = {"output_type": "display_data", "data": {conventions.CLAIM_TYPE: {"id": "sgd-root"}}}
 SPOILED = {
     "no title": ("opening", replace(0, "# A title", "A title")),
     "no question": ("opening", replace(0, "Why?", "So.")),
@@ -173,6 +174,7 @@ SPOILED = {
     "no picture": ("pictures", assign(3, outputs=[])),
     "no alt text": ("pictures", assign(3, outputs=[picture("")])),
     "no card": ("cards", replace(4, "answer = ...", "course.claim('a', 1)\nprint(1)")),
+    "card twice": ("cards", lambda notebook: [output(n, **CARD)(notebook) for n in (4, 7)]),
     "no summary": ("closing", replace(12, "summary", "print")),
     "three bullets": ("closing", replace(12, "1, 2, 3, 4", "1, 2, 3")),
     "no claims": ("closing", replace(13, "claims_table", "print")),
