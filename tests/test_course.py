@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from datetime import date
 from itertools import chain
 from types import SimpleNamespace
 
 import conventions
+import jsonschema
 import nbformat
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ import readme  # tools/readme.py
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
+from nbclient import NotebookClient
 
 import dlscale.__main__ as commands
 import notebooks  # tools/notebooks.py
@@ -31,7 +34,7 @@ from dlscale.lab.intervals import Interval
 
 STORED = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
 RULES = ("above", "below", "within", "between")
-OPTIONS = {"of", "samples", "chance", "scale", "history", "telling"}
+OPTIONS = {"of", "samples", "chance", "scale", "history", "telling", "frozen", "record"}
 
 # The files
 
@@ -48,9 +51,59 @@ def test_every_claim_is_complete():
         for old in entry.get("history", []):
             assert set(old) == {"date", "from", "to", "why"} and all(old.values()), identity
         assert identity.partition("-")[0] in rooms, identity
+        assert ("frozen" in entry) == ("record" in entry), identity
+        if "frozen" in entry:
+            assert date.fromisoformat(entry["frozen"]) and 8 <= entry["seeds"] <= 32, identity
+            assert identity in commands.experiments()[entry["record"]].confirms, identity
         assert all(entry[key].strip() for key in keys - {"threshold", "seeds"}), identity
         if entry["rule"] == "within":
             assert entry["threshold"] > 0, identity
+
+
+SCHEMA = json.loads((commands.ROOT / "data" / "claims.schema.json").read_text(encoding="utf-8"))
+
+
+def test_the_decided_claims_keep_their_schema():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    wrong = [f"{error.json_path}: {error.message[:200]}" for error in VALIDATOR.iter_errors(claims.decided())]
+    assert not wrong, wrong[:5]
+
+
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_refuses_a_claim_without_samples_or_of_an_unknown_verdict(samples, shown):
+    course.claim("sgd-between", range(5))
+    entry = notebooks.claim_entry("01_sgd", shown[0][0][claims.CLAIM_TYPE])
+    assert VALIDATOR.is_valid({"sgd-between": entry})
+    for change in ({"samples": None}, {"samples": [1.0]}, {"verdict": "perhaps"}, {"threshold": [1.0]}, {"more": 1}):
+        assert not VALIDATOR.is_valid({"sgd-between": entry | change}), change
+    assert not VALIDATOR.is_valid({"sgd-between": {key: entry[key] for key in entry if key != "status"}})
+
+
+def test_the_decided_claims_follow_from_their_samples_and_the_present_rules():
+    for identity, entry in claims.decided().items():
+        rule = claims.rules()[identity]
+        again = claims._decide(identity, rule, np.array(entry["samples"]))
+        assert again.verdict == entry["verdict"] and again.status == entry["status"], identity
+        assert [entry[end] for end in Interval._fields] == pytest.approx(list(again.interval), rel=1e-3, abs=1e-9), (
+            identity
+        )
+        card = {"id": identity, **entry}
+        present = notebooks.claim_entry(entry["notebook"], card) | {"versions": entry["versions"]}
+        assert present == entry, f"{identity}: store {entry['notebook']} again"
+
+
+def test_the_decided_claims_are_those_that_the_notebooks_decide():
+    found = {}
+    for path in [*STORED, *STORED[0].parent.glob("further/*.ipynb")]:
+        outputs = (output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", []))
+        cards = [output.data[claims.CLAIM_TYPE] for output in outputs if claims.CLAIM_TYPE in output.get("data", {})]
+        decided = [card["id"] for card in cards if card["decided"]]
+        assert not set(decided) & set(found), f"{path.stem} decides what another notebook has decided"
+        found |= dict.fromkeys(decided, path.stem)
+    assert found == {identity: entry["notebook"] for identity, entry in claims.decided().items()}
+    assert found.keys() == claims.rules().keys(), "a rule that no notebook asks"
 
 
 def test_the_telling_claims_are_few_and_not_only_those_that_show():
@@ -203,6 +256,21 @@ def test_a_card_shows_verdict_and_claim_then_the_numbers_then_the_rule_in_a_fold
 def test_a_card_shows_once_though_it_is_the_last_value_or_displayed_again(samples, shown):
     made = course.claim("sgd-above", range(5))
     assert len(shown) == 1 and DisplayFormatter().format(made) == ({}, {})
+
+
+def test_a_card_shows_once_in_a_notebook():
+    """In a real kernel, at the end of a cell, in the middle, in a loop and by display()."""
+    samples = list(range(course.claims.rules()["sgd-root"]["seeds"]))
+    cell = f"for _ in range(2):\n    course.claim('sgd-root', {samples})\ndisplay(course.claim('sgd-root', {samples}))"
+    sources = [
+        "from dlscale import course",
+        f"course.claim('sgd-root', {samples})",
+        f"{cell}\ncourse.claim('sgd-root')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    NotebookClient(notebook, kernel_name="python3").execute()
+    assert [len(cell.outputs) for cell in notebook.cells] == [0, 1, 4]
+    assert all(claims.CLAIM_TYPE in output.data for cell in notebook.cells for output in cell.outputs)
 
 
 @pytest.mark.parametrize("verdict", claims.VERDICTS)
@@ -418,7 +486,7 @@ def test_the_readme_and_its_pages_are_renewed(page, capsys):
     assert text.startswith("# é\n<!-- counts:begin -->\n") and text.endswith("<!-- map:end -->\nend")
     assert "old" not in text and "[T](notebooks/01_sgd.ipynb)" in text
     assert "Claims of the lectures (1): 1 *shows*. Questions of our own (1): 1 *not at this scale*." in text
-    assert "Of all (2): 2 *exploratory*." in text
+    assert "All together (2): 2 *exploratory*. After a first look, 1 of the 2 had their rule" in text
     assert ROW.format("7 points", "shows") + " [01_sgd](notebooks/01_sgd.ipynb) |" in text
     assert "not at this scale |" not in text, "only the telling one"
     everything = (page.parent / "docs" / "CLAIMS.md").read_text(encoding="utf-8")

@@ -63,7 +63,7 @@ def tally(made: Sequence[Claim]) -> str:
     parts = {
         "Claims of the lectures": ([claim.verdict for claim in made if not claim.is_ours], VERDICTS),
         "Questions of our own": ([claim.verdict for claim in made if claim.is_ours], VERDICTS),
-        "Of all": ([claim.status for claim in made], STATUSES),
+        "All together": ([claim.status for claim in made], STATUSES),
     }
     return " ".join(
         f"{what} ({len(found)}): {', '.join(f'{found.count(name)} *{name}*' for name in names if name in found)}."
@@ -129,7 +129,9 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     telling = [claim for claim in made if rules()[claim.id].get("telling")]
     rows = [[*claim.row(), link(claim.entry["notebook"], "notebooks/")] for claim in telling]
     text = fill(page.read_text(encoding="utf-8"), "map", course_map("notebooks/"))
-    text = fill(text, "counts", tally(made))
+    changed = sum(bool(history(claim.id)) for claim in made)
+    counts = f"{tally(made)} After a first look, {changed} of the {len(made)} had their rule, measure or seeds changed."
+    text = fill(text, "counts", counts)
     text = fill(text, "claims", markdown_table((*HEADINGS, "Notebook"), rows))
     files = {
         page: text.encode(),

@@ -8,7 +8,9 @@ A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry h
 - `of = "ours"`: a question of the course, not a statement of the source;
 - `scale = false`: if it does not hold, then that is no matter of scale;
 - `history`: rules that it had before, each with `date`, `from`, `to` and `why`;
-- `telling = true`: the README shows it.
+- `telling = true`: the README shows it;
+- `frozen`, a date, and `record`: since then nothing of what decides it was touched, and the experiment `record` decided
+  it, on seeds that no other record used. Without them it is exploratory.
 
 What was decided stands in `data/results/claims.json`, which `make notebooks` writes; data/README.md describes it.
 """
@@ -16,15 +18,14 @@ What was decided stands in `data/results/claims.json`, which `make notebooks` wr
 import functools
 import html
 import json
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dlscale.course.markup import Markdown, Text, number, show, table, wrapped
+from dlscale.course.rules import rules
 from dlscale.lab import data
 from dlscale.lab.checks import known
 from dlscale.lab.intervals import Interval, interval
@@ -48,16 +49,14 @@ CLAIM_TYPE = "application/vnd.dlscale.claim+json"
 
 
 @functools.cache
-def rules() -> dict[str, dict[str, Any]]:
-    """The entries of all rooms' `claims.toml`, by id."""
-    files = sorted(Path(__file__).parents[1].glob("*/claims.toml"))
-    return {key: entry for file in files for key, entry in tomllib.loads(file.read_text(encoding="utf-8")).items()}
-
-
-@functools.cache
 def decided() -> dict[str, dict[str, Any]]:
     """The entries of `claims.json`, by id, in the order of the course."""
     return json.loads((data.data_folder() / "results" / FILE).read_text(encoding="utf-8"))
+
+
+def counted(entry: dict[str, Any]) -> str:
+    """What the samples are."""
+    return entry.get("samples", "seeds" if entry.get("chance", True) else "cases")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Claim:
         (mean, low, high), unit = map(number, self.interval), self.entry["unit"]
         random = self.entry.get("chance", True)
         said = f"{mean} [{low}, {high}] {unit}" if random else f"{mean} {unit}, range {low} to {high}"
-        return f"{said}, {self.entry['seeds']} {self.entry.get('samples', 'seeds')}"
+        return f"{said}, {self.entry['seeds']} {counted(self.entry)}"
 
     def row(self) -> list[str]:
         """Its line in a table with `HEADINGS`."""
@@ -102,18 +101,14 @@ class Claim:
         style = f"background:{colour};color:{text};border-radius:.3em;padding:.1em .5em;white-space:nowrap"
         claim, numbers, *more = map(html.escape, (self.entry["statement"], self._numbers(), *self._more()))
         card = (
-            f'<div style="border:1px solid #888;border-left:6px solid {colour};padding:0 1em;max-width:50em">\n'
+            f'<div style="border:1px solid #888;border-left:6px solid {colour};padding:0 1em .5em;max-width:50em">\n'
             f'<p><span style="{style}">{sign} {self.verdict}</span> <b>{claim}</b></p>\n<p>{numbers}</p>\n'
             f"<details><summary>{self.status.capitalize()}: how it was decided</summary>\n"
             f"{''.join(f'<p>{line}</p>' for line in more)}</details>\n</div>"
         )
+        chosen = {name: self.entry[name] for name in ("unit", "seeds")}
         about = {"id": self.id, "samples": self.samples, **self.interval._asdict(), "verdict": self.verdict}
-        about |= {
-            "status": self.status,
-            "unit": self.entry["unit"],
-            "seeds": self.entry["seeds"],
-            "decided": self.decided,
-        }
+        about |= {"status": self.status, "decided": self.decided, **chosen}
         show({"text/html": card, "text/plain": str(self), CLAIM_TYPE: about})
 
     def _numbers(self) -> str:
@@ -179,8 +174,12 @@ def _decide(identity: str, entry: dict[str, Any], samples: np.ndarray) -> Claim:
 
 
 def status(identity: str, entry: dict[str, Any]) -> str:
-    """One of `STATUSES`."""
-    return "exploratory" if entry.get("chance", True) else "counted"
+    """One of `STATUSES`: how far the verdict on a claim can be trusted."""
+    from dlscale.course import records  # here, since it brings JAX, which a page of tables does without
+
+    if not entry.get("chance", True):
+        return "counted"
+    return "confirmed" if "frozen" in entry and records.confirmed(identity, entry) else "exploratory"
 
 
 def decide(measured: Interval, rule: str, threshold: ArrayLike, scale: bool = True) -> str:
