@@ -276,6 +276,21 @@ def _known(format: Format) -> Float | Fixed:
     return format
 
 
+# Tensors in memory
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def store(x: Array, forward_format: str, backward_format: str) -> Array:
+    """x as it is read again after it was written to memory in `forward_format`; its gradient in `backward_format`."""
+    return quantize(x, forward_format)
+
+
+store.defvjp(
+    lambda x, forward_format, backward_format: (quantize(x, forward_format), None),
+    lambda forward_format, backward_format, _, gradient: (quantize(gradient, backward_format),),
+)
+
+
 # One number
 
 
