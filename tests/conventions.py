@@ -162,7 +162,7 @@ def experiments(notebook: Notebook) -> Iterator[str]:
 
 
 def exercises(notebook: Notebook) -> Iterator[str]:
-    room = notebook.path.stem.partition("_")[2]
+    room = notebooks.room(notebook.path.stem)
     entries = vars(import_module(f"dlscale.{room}.exercises")).items()
     known = {name for name, entry in entries if isinstance(entry, Exercise)}
     tags = [identity for _, identity in answers(notebook)]

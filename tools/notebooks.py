@@ -46,12 +46,12 @@ class Failed(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/, further ones too")
     parser.add_argument("--all", action="store_true", help="run also what has not changed")
     parser.add_argument("--check", action="store_true", help="run nothing; exit with 1 if a notebook is stale")
     options = parser.parse_args(arguments)
     code = 0
-    for path in options.notebooks or sorted(FOLDER.glob("*.ipynb")):
+    for path in options.notebooks or all_notebooks():
         why = "asked for" if options.all else stale(path)
         if not why:
             print(f"{path.name}: up to date")
@@ -68,6 +68,22 @@ def main(arguments: list[str] | None = None) -> int:
                 return 1
             print(f"{path.name}: stored after {time.perf_counter() - start:.0f} s")
     return code
+
+
+def all_notebooks() -> list[Path]:
+    """In the order of the course; a further notebook comes before its lesson, which shows claims that it decides."""
+    paths = [*FOLDER.glob("further/*.ipynb"), *FOLDER.glob("*.ipynb")]
+    return sorted(paths, key=lambda path: (subject(path.stem), path.parent == FOLDER))
+
+
+def subject(name: str) -> str:
+    """The name of the subject's lesson, also of its further notebook."""
+    return name.removesuffix("_further")
+
+
+def room(name: str) -> str:
+    """The package of a notebook: its subject without the number."""
+    return subject(name).partition("_")[2]
 
 
 def stale(path: Path) -> str:
@@ -92,7 +108,7 @@ def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
     """Yield what the notebook's results hang on: definitions in the library, claims, records, data."""
     code = _code(notebook)
     yield repr(sources.of_code(code))
-    claims = ROOT / "dlscale" / name.partition("_")[2] / "claims.toml"
+    claims = ROOT / "dlscale" / room(name) / "claims.toml"
     rules = tomllib.loads(claims.read_text(encoding="utf-8")) if claims.is_file() else {}
     yield repr({key: {**rule, "telling": None, "history": None} for key, rule in rules.items()})  # on no card
     records = sorted((ROOT / "data" / "results").glob("*-*.json"))  # each knows the code that made it
@@ -154,11 +170,12 @@ def syntax(cell: NotebookNode) -> ast.Module:
 
 
 def fold(notebook: NotebookNode) -> None:
-    """Hide, in place, the sources of the cells that only draw or ask: one click shows them."""
+    """Hide, in place, the sources of the cells that only draw or ask, or are tagged so: one click shows them."""
     only = plumbing(notebook)
     for cell in notebook.cells:
-        if only.get(cell.id):
-            cell.metadata["tags"] = sorted({*cell.metadata.get("tags", []), FOLDED})
+        tags = cell.metadata.get("tags", [])
+        if only.get(cell.id) or FOLDED in tags:
+            cell.metadata["tags"] = sorted({*tags, FOLDED})
             cell.metadata |= {"jupyter": {"source_hidden": True}, "cellView": "form"}
 
 
@@ -214,7 +231,15 @@ def clean(notebook: NotebookNode) -> None:
         for key in VARYING_CELL_METADATA:
             cell.metadata.pop(key, None)
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            cell.outputs = [output for output in cell.outputs if not dead(output)]
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
+
+
+def dead(output: NotebookNode) -> bool:
+    """Whether an output is a widget and nothing else: a question has its text beside it."""
+    data = output.get("data", {})
+    return WIDGET in data and "text/markdown" not in data
 
 
 # Claims

@@ -95,8 +95,10 @@ def index(folder: str) -> Markdown:
     """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
     rows = []
     for book in contents():
-        where = f"[{book.file.removesuffix('.ipynb')}]({folder}{book.file})" if book.available else book.title
-        rows += [[item.id, item.item, where, item.section or "in preparation"] for item in book.items]
+        for item in book.items:
+            name = f"{book.name}{'_further' * item.further}"
+            where = link(name, folder) if book.available else book.title
+            rows.append([item.id, item.item, where, item.section or "in preparation"])
     return markdown_table(("", "Item", "Notebook", "Section"), rows)
 
 

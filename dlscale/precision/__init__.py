@@ -285,10 +285,15 @@ def store(x: Array, forward_format: str, backward_format: str) -> Array:
     return quantize(x, forward_format)
 
 
-store.defvjp(
-    lambda x, forward_format, backward_format: (quantize(x, forward_format), None),
-    lambda forward_format, backward_format, _, gradient: (quantize(gradient, backward_format),),
-)
+def _store_forward(x: Array, forward_format: str, backward_format: str) -> tuple[Array, None]:
+    return quantize(x, forward_format), None
+
+
+def _store_backward(forward_format: str, backward_format: str, _: None, gradient: Array) -> tuple[Array]:
+    return (quantize(gradient, backward_format),)
+
+
+store.defvjp(_store_forward, _store_backward)
 
 
 # One number

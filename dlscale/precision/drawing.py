@@ -7,6 +7,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from dlscale import precision
+from dlscale.course.records import Record
 from dlscale.page import figures, widgets
 
 SHORT = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
@@ -19,19 +20,26 @@ COLORS = {
 }
 
 
-def opening(accuracies: Mapping[str, np.ndarray]) -> None:
-    """Test accuracy of each run, (seeds,) in per cent, as a bar with a dot for each seed."""
-    figure, ax = figures.new(height=2.4)
-    for place, accuracy in enumerate(accuracies.values()):
-        ax.barh(place, accuracy.mean(), color=figures.RED if accuracy.mean() < 50 else figures.SKY)
+def opening(record: Record) -> None:
+    """Test accuracy of three runs of `precision-formats`, a bar and a mark for each seed."""
+    runs = {
+        "1 worker, 16 bits": "alone, float16",
+        "1,024 workers, 32 bits": "worker, float32",
+        "1,024 workers, 16 bits": "worker, float16",
+    }
+    figure, ax = figures.new(height=2.2)
+    means = {}
+    for place, (name, variant) in enumerate(runs.items()):
+        accuracy = record.values("accuracy", variant=variant, judged_on="test")
+        means[name] = accuracy.mean()
+        ax.barh(place, accuracy.mean(), color=figures.SKY if place < 2 else figures.RED)
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
-    ax.axvline(10, color=figures.GREY, linestyle=":")
-    ax.text(11, -0.62, "guessing", color=figures.GREY, va="center")
-    ax.set_yticks(range(len(accuracies)), list(accuracies))
-    ax.set(xlim=(0, 100), ylim=(len(accuracies) - 0.5, -0.8), xlabel="test accuracy (%); a mark for each seed")
+    ax.axvline(10, color=figures.BLACK, linestyle=":")
+    ax.text(10.5, -0.65, "guessing", va="center")
+    ax.set_yticks(range(3), list(runs))
+    ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), a mark for each seed")
     ax.grid(visible=False, axis="y")
-    said = "; ".join(f"{name}: {accuracy.mean():.0f} %" for name, accuracy in accuracies.items())
-    figures.show(figure, f"Test accuracy. {said}.")
+    figures.show(figure, "; ".join(f"{name}: {mean:.0f} % of the test digits right" for name, mean in means.items()))
 
 
 # Section 1
