@@ -433,8 +433,9 @@ def test_bad_samples_are_refused(samples):
     assert course.verdicts() == ""
 
 
-def test_summary_is_a_list():
-    assert course.summary("one", "two")._repr_markdown_() == "- one\n- two"
+def test_summary_is_a_list(shown):
+    course.summary("one", "**two**")
+    assert shown == [({"text/markdown": "- one\n- **two**", "text/plain": "- one\n- two"}, {})]
 
 
 # The README and its pages

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlscale.course.markup import Markdown, Text, number, show, table, wrapped
+from dlscale.course.markup import Text, number, say, show, table, wrapped
 from dlscale.course.rules import rules
 from dlscale.lab import data
 from dlscale.lab.checks import known
@@ -208,6 +208,6 @@ def claims_table() -> None:
     table(HEADINGS, [made.row() for made in _made.values()])
 
 
-def summary(*points: str) -> Markdown:
-    """What the reader saw, as a list: its numbers come from the cells above, not from prose."""
-    return Markdown("\n".join(f"- {point}" for point in points))
+def summary(*points: str) -> None:
+    """Show what the reader saw, as a list: its numbers come from the cells above, not from prose."""
+    say("\n".join(f"- {point}" for point in points))
