@@ -22,13 +22,13 @@ help:  ## list these commands
 lab: $(READY)  ## open the course in JupyterLab
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
-# The library's tests compile a thousand small programs and run each once or twice: optimising them costs a third of the
-# time. What runs stored results again, notebooks, what they suggest and trials of records, takes XLA as a reader has it,
-# and so does the smoke test of the oldest versions. A file stays with one worker, which compiles what its tests share;
-# they start in the order of their names: by the number of tests, the last would be those with few and long ones.
-# At most five minutes on two cores: a room's tests add no more than 10 s, and the slowest are printed. A property that
-# needs more has a small size here and its full one under the marker `long`.
-check: export XLA_FLAGS += --xla_backend_optimization_level=0
+# The library's tests compile thousands of small programs and run each once or twice: to optimise them, and to make them
+# by XLA's newer fusion emitters, would take three times as long. What runs stored results again, notebooks, what they
+# suggest and trials of records, takes XLA as a reader has it, and so does the smoke test of the oldest versions. A file
+# stays with one worker, which compiles what its tests share; they start in the order of their names: by the number of
+# tests, the last would be those with few and long ones. At most five minutes on two cores: a room's tests add no more
+# than 10 s, and the slowest are printed. A property that needs more has a small size here, its full one is `long`.
+check: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 check: $(READY)  ## check style, walls and library, in five minutes: all but what runs stored results again
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

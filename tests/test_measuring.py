@@ -288,8 +288,8 @@ def test_a_group_that_lost_a_peer_ends(sent):
             second.kill()
         assert first.wait(timeout=LONG) == 1
         if sent == signal.SIGSTOP:
-            said = rf"Nothing came from the processes within a limit of ({silence}|60) s by the clock"  # 60 at the start
-            assert re.search(said, first.stderr.read())
+            # 60: to find each other
+            assert re.search(rf"Nothing came .* limit of ({silence}|60) s by the clock", first.stderr.read())
     finally:
         for process in (*frozen, first, second):
             process.kill()
