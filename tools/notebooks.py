@@ -27,7 +27,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from dlscale.course import claims, sources
+from dlscale.course import claims, contents, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="run nothing; exit with 1 if a notebook is stale")
     options = parser.parse_args(arguments)
     code = 0
-    for path in options.notebooks or all_notebooks():
+    for path in options.notebooks or contents.paths(FOLDER):
         why = "asked for" if options.all else stale(path)
         if not why:
             print(f"{path.name}: up to date")
@@ -68,12 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
                 return 1
             print(f"{path.name}: stored after {time.perf_counter() - start:.0f} s")
     return code
-
-
-def all_notebooks() -> list[Path]:
-    """In the order of the course; a further notebook comes before its lesson, which shows claims that it decides."""
-    paths = [*FOLDER.glob("further/*.ipynb"), *FOLDER.glob("*.ipynb")]
-    return sorted(paths, key=lambda path: (subject(path.stem), path.parent == FOLDER))
 
 
 def subject(name: str) -> str:
