@@ -38,7 +38,8 @@ check: $(READY)  ## check style, walls and library: all but what runs stored res
 test: check  ## check all: also every notebook, cold and in a browser, what it suggests, and a trial of each record
 	$(PYTEST) --dist loadgroup -m "notebook or record"
 
-notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
+notebooks: $(READY)  ## format and run the notebooks that changed, or whose library changed, and store their outputs
+	$(BIN)/ruff format --quiet notebooks
 	$(BIN)/python tools/notebooks.py
 
 bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one

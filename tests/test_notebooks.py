@@ -214,6 +214,7 @@ def test_what_draws_asks_or_captions_is_folded_and_nothing_else(tmp_path):
     sources = {
         "fig, ax = figures.new()\nax.plot(descent(0.1))": True,
         "guess = widgets.predict('Which?', ['a', 'b'])": True,
+        "drawing.loss_scaling(runs)": False,
         "def make(fig):\n    ax = figures.axes(fig)\n    return lambda x: None": True,
         "def caption(x):\n    return f'At {x}.'\n\nwidgets.explore(make, alt=caption)": True,
         "def caption_of_another(x):\n    return f'At {x}.'": True,
