@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import shutil
 import subprocess
@@ -21,9 +22,9 @@ from lab import keep_programs
 
 import notebooks  # tools/notebooks.py
 from dlscale.course import sources
-from dlscale.course.contents import contents
+from dlscale.course.contents import contents, paths
 
-NOTEBOOKS = notebooks.all_notebooks()
+NOTEBOOKS = paths(notebooks.FOLDER)
 EACH = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 THIRD = {Path(file).stem for book in contents() if book.edition >= 3 for file in book.files.values()}
 RULES = [
@@ -213,6 +214,7 @@ def test_what_draws_asks_or_captions_is_folded_and_nothing_else(tmp_path):
     sources = {
         "fig, ax = figures.new()\nax.plot(descent(0.1))": True,
         "guess = widgets.predict('Which?', ['a', 'b'])": True,
+        "drawing.loss_scaling(runs)": False,
         "def make(fig):\n    ax = figures.axes(fig)\n    return lambda x: None": True,
         "def caption(x):\n    return f'At {x}.'\n\nwidgets.explore(make, alt=caption)": True,
         "def caption_of_another(x):\n    return f'At {x}.'": True,
@@ -310,6 +312,9 @@ def test_a_run_notices(sources, complaints, tmp_path):
         assert 1e7 < peak < 0.9e9
 
 
+DECIDES = "from dlscale import course\ncourse.claim('sgd-root', [-0.5, -0.51] * 4)"
+
+
 def written(path: Path, code: str) -> nbformat.NotebookNode:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code, id="a")])
     notebook.metadata["dlscale"] = notebooks.hashes(notebook, path.stem)
@@ -338,10 +343,14 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "find_spec", lambda top: ModuleSpec(top, None, origin=str(package / "__init__.py")))
     package, path = tmp_path / "dlscale", tmp_path / "01_sgd.ipynb"
     code = (
-        "from dlscale import course\nfrom dlscale.lab import intervals\nfrom dlscale.sgd import exercises\n"
+        "from dlscale import course\nfrom dlscale.lab import intervals\nfrom dlscale.sgd import drawing, exercises\n"
         "intervals.interval([1, 2])\nexercises.momentum.check(1)\n'sgd-root'\ncourse.course_map()\n'toy-rates'\n"
-        "course.claim('precision-bfloat16')"
+        "course.claim('precision-bfloat16')\ndrawing.rates()"
     )
+    drawn = (
+        "from dlscale.page import figures\n\nWIDTH = 4\n\ndef rates():\n    figures.new(WIDTH)\n\ndef other():\n    1\n"
+    )
+    (package / "sgd" / "drawing.py").write_text(drawn, encoding="utf-8")
     written(path, code)
 
     def changed(name: str, old: str, new: str) -> bool:
@@ -357,6 +366,9 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     assert changed("course/exercises.py", "not yet: ", "no: ")
     assert changed("sgd/claims.toml", "seeds = ", "seeds = 1")
     assert changed("course/contents.toml", "minutes = ", "minutes = 1")
+    assert changed("sgd/drawing.py", "WIDTH = ", "WIDTH = 1")
+    assert changed("page/figures.py", "def new(", "def new(unused=0, ")
+    assert not changed("sgd/drawing.py", "    1", "    2")
     assert not changed("lab/intervals.py", "import NamedTuple", "import NamedTuple  # why")
     assert not changed("lab/intervals.py", "Raises ValueError", "Refuses")
     assert not changed("lab/data.py", "TIMEOUT_SECONDS = ", "TIMEOUT_SECONDS = 1")
@@ -370,6 +382,29 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     assert notebooks.stale(path) == ""
     (tmp_path / "data" / "results" / "toy-rates.json").write_text("its record")
     assert notebooks.stale(path) == "library changed"
+
+
+def test_a_further_notebook_comes_before_its_lesson_and_decides_what_that_shows(tmp_path, monkeypatch):
+    results = tmp_path / "data" / "results"
+    results.mkdir(parents=True)
+    (tmp_path / "data" / "SHA256SUMS").touch()
+    (results / "claims.json").write_text("{}")
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    monkeypatch.setattr(notebooks, "FOLDER", tmp_path / "notebooks")
+    for name, code in {"01_sgd": "'sgd-root'", "further/01_sgd_further": DECIDES, "00_start_here": "1"}.items():
+        path = notebooks.FOLDER / f"{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written(path, code)
+    order = ["00_start_here", "01_sgd_further", "01_sgd"]
+    assert [path.stem for path in paths(notebooks.FOLDER)] == order
+    lesson, further = notebooks.FOLDER / "01_sgd.ipynb", notebooks.FOLDER / "further" / "01_sgd_further.ipynb"
+    notebooks.store(further)
+    entry = json.loads((results / "claims.json").read_text(encoding="utf-8"))["sgd-root"]
+    assert (entry["notebook"], entry["verdict"]) == ("01_sgd_further", "shows")
+    assert (notebooks.stale(further), notebooks.stale(lesson)) == ("", "library changed")
+    (tmp_path / "dlscale" / "sgd").mkdir(parents=True)
+    (tmp_path / "dlscale" / "sgd" / "claims.toml").write_text("[sgd-root]\nrule = 'above'\n")
+    assert notebooks.stale(further) == "library changed", "its room is that of the lesson"
 
 
 def test_store_keeps_the_file_when_a_cell_fails(tmp_path):
