@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import os
 import shutil
 import subprocess
@@ -270,7 +271,7 @@ def test_programs_are_found_where_they_were_moved(tmp_path):
 @pytest.mark.parametrize(
     ("sources", "complaints"),
     [
-        ([EXPLORER % "x"], []),
+        pytest.param([EXPLORER % "x"], [], marks=pytest.mark.long),  # as each notebook's run shows, too
         ([EXPLORER % "1 / x"], ["failed at {'x': 0}", "ZeroDivisionError"]),
         (
             [
@@ -295,6 +296,14 @@ def test_a_run_notices(sources, complaints, tmp_path):
     else:
         assert not complaints
         assert 1e7 < peak < MEMORY_BYTES
+
+
+@pytest.mark.parametrize("count", range(10))
+def test_any_three_controls_are_together_at_all_their_ends(count):
+    seen = extremes.corners(dict.fromkeys(range(count), (0, 1)))
+    assert len(seen) == (2**count if count < 5 else 16 if count < 9 else 32)
+    for three in itertools.combinations(range(count), min(3, count)):
+        assert len({tuple(values[name] for name in three) for values in seen}) == 2 ** len(three)
 
 
 def written(path: Path, code: str) -> nbformat.NotebookNode:
