@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import os
@@ -30,10 +31,15 @@ CELL_SECONDS = 1800  # after so long a cell hangs, on any machine
 EXTREMES = f"{inspect.getsource(extremes)}\n\nassert widgets.explorers\ncheck()"
 
 
+@functools.cache
+def stored(path: Path) -> conventions.Notebook:
+    return conventions.Notebook(nbformat.read(path, as_version=4), path)
+
+
 @EACH
 @pytest.mark.parametrize("rule", conventions.RULES, ids=lambda rule: rule.__name__)
 def test_conventions(path, rule):
-    assert not list(rule(conventions.Notebook(nbformat.read(path, as_version=4), path)))
+    assert not list(rule(stored(path)))
 
 
 @EACH
