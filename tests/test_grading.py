@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dlscale import __main__ as dlscale
-from dlscale.course import grading
+from dlscale.course import grading, sandbox
 from dlscale.course.exercises import Exercise, compare
 from dlscale.lab import processes
 
@@ -344,7 +344,7 @@ CHEATS = {
 def test_cheats_do_not_score(grade_each):
     remarks = grade_each(CHEATS, seconds=1, memory=600)
     for name in ("forged result", "garbage", "pickle", "flood"):
-        assert remarks[name] == grading.UNTRUSTED, name
+        assert remarks[name] == sandbox.UNTRUSTED, name
     for name in ("patched check", "spoiled files"):
         assert remarks[name] == "not yet: The number is not 0: that is too small.", name
     assert remarks["patched hand_in"] == "its check was not called"
@@ -628,7 +628,7 @@ def no_function(*_):
 
 
 def there(value: object) -> object:
-    return grading.unpack(grading.pack(value, no_function), no_function)
+    return sandbox.unpack(sandbox.pack(value, no_function), no_function)
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_nan=False) | st.text() | st.just(...)
@@ -661,8 +661,8 @@ def test_other_values():
     for value in (np.array([object()]), object(), {1}):  # of these only the type is told
         assert type(there(value)).__name__ == type(value).__name__ and type(there(value)) is not type(value)
     functions = []
-    line = grading.pack(print, lambda f: functions.append(f) or 7)
-    assert functions == [print] and grading.unpack(line, lambda number: (max, number)) == (max, 7)
+    line = sandbox.pack(print, lambda f: functions.append(f) or 7)
+    assert functions == [print] and sandbox.unpack(line, lambda number: (max, number)) == (max, 7)
 
 
 def test_jax_arrays_stay_jax_arrays():
@@ -685,4 +685,4 @@ MALFORMED = [
 @pytest.mark.parametrize("message", MALFORMED)
 def test_malformed_messages_raise(message):
     with pytest.raises(Exception):  # noqa: B017  any will do: the parent stops the child
-        grading.unpack(json.dumps(message).encode(), no_function)
+        sandbox.unpack(json.dumps(message).encode(), no_function)
