@@ -32,26 +32,32 @@ class Gradebook:
             self.folder = Path(os.path.relpath(self.folder, self.path.parent)).as_posix()
         self._read()
 
-    def rows(self) -> dict[str, Mapping[str, object]]:
+    def rows(self) -> dict[str, Row]:
         """The rows of this folder by file."""
-        return {row["file"]: row for row in reversed(self._read()[1]) if self._here(row)}
+        return {row["file"]: row for row in reversed(self._read()[1]) if row.get("folder") == self.folder}
 
-    def keep(self) -> None:
-        """Copy the file, as it is, to one beside it that is new: `grades.csv.old1`, …"""
-        content, number = self.path.read_bytes(), 1
-        while (copy := self.path.with_name(f"{self.path.name}.old{number}")).exists() and copy.read_bytes() != content:
-            number += 1
-        self._write(copy, content)
+    def due(self, keys: Mapping[str, str]) -> list[str]:
+        """The files without a row of this key. Before rows are replaced the table is copied (`grades.csv.old1`, …)."""
+        rows = self.rows()
+        files = [file for file, key in keys.items() if file not in rows or rows[file]["key"] != key]
+        if rows.keys() & files:
+            content, number = self.path.read_bytes(), 1
+            while (
+                old := self.path.with_name(f"{self.path.name}.old{number}")
+            ).exists() and old.read_bytes() != content:
+                number += 1
+            self._write(old, content)
+        return files
 
     def enter(self, row: Row) -> None:
         """Write a row, in the place of the one that its file has, or as the last."""
         columns, rows, delimiter = self._read()
         row = {**row, "folder": self.folder}
-        place = next((old for old in rows if old["file"] == row["file"] and self._here(old)), None)
-        if place is None:
-            rows.append(row)
+        mine = [old for old in rows if (old["file"], old.get("folder")) == (row["file"], self.folder)]
+        if mine:
+            mine[0].update(dict.fromkeys(self.exercises, "") | row)
         else:
-            place.update(dict.fromkeys(self.exercises, "") | row)
+            rows.append(row)
         graded = [identity for identity in self.exercises if any(row.get(identity, "") != "" for row in rows)]
         others = [column for column in columns if column not in {*FIRST, *self.exercises, *LAST}]
         ours = [*FIRST, *graded, *others, *LAST]
@@ -60,9 +66,6 @@ class Gradebook:
         table.writerow(column.partition("\0")[0] for column in ours)
         table.writerows([row.get(column, "") for column in ours] for row in rows)
         self._write(self.path, text.getvalue().encode("utf-8-sig"))  # with a mark, so that spreadsheets see UTF-8
-
-    def _here(self, row: Mapping[str, object]) -> bool:
-        return (row.get("folder") or self.folder) == self.folder
 
     def _read(self) -> tuple[list[str], list[Row], str]:
         """Columns, rows and what stands between two cells. One whose heading is not new gets its place, too."""

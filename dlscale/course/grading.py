@@ -201,11 +201,8 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     shared = sources.digest([limits, *(path.read_bytes() for path in course)])
     keys = {name: sources.digest([shared, name, *submission]) for name, submission in submissions.items()}
     book = Gradebook(out, folder, exercises)
-    before = book.rows()
-    due = [name for name in submissions if name not in before or before[name]["key"] != keys[name]]
+    due = book.due(keys)
     tqdm.write(f"{len(submissions) - len(due)} of {len(submissions)} were graded before")
-    if before.keys() & due:
-        book.keep()
     with tqdm(due, unit=" files") as bar:
         for count, name in enumerate(bar, 1):
             bar.set_description(shorten(name, 40))
