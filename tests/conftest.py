@@ -49,9 +49,14 @@ def programs(tmp_path_factory) -> Path:
 
 
 def each_notebook(test):
-    """Run the test for each notebook, as `path`: with the marker `notebook`, all of one notebook in one worker."""
-    paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-    cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
+    """Run the test for each notebook, as `path`, with the marker `notebook`, and for further notebooks `long`.
+
+    All of one notebook runs in one worker.
+    """
+    folder, cases = Path(__file__).parent.parent / "notebooks", []
+    for path in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("further/*.ipynb"))]:
+        marks = [pytest.mark.xdist_group(path.stem), *[pytest.mark.long] * (path.parent != folder)]
+        cases.append(pytest.param(path, id=path.stem, marks=marks))
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
 
 

@@ -342,9 +342,11 @@ def test_the_saved_notebook_holds_pictures_alone_and_a_second_tab_moves_by_itsel
     notebook.page.evaluate("dlscale.notebook().context.save()")
     saved = nbformat.read(live, as_version=4)
     assert list(conventions.outputs(conventions.Notebook(saved, live))) == []
-    alts = [output.metadata["image/png"]["alt"] for cell in saved.cells[1:3] for output in cell.outputs]
-    assert alts[0] == "rising 10"
-    assert len(alts) == 2
+    outputs = [output for cell in saved.cells[1:3] for output in cell.outputs]
+    assert [[*output.data] for output in outputs] == 2 * [["image/png", "text/plain"], ["text/html", "text/plain"]]
+    assert outputs[0].metadata["image/png"]["alt"] == "rising 10"
+    assert "rising 10 <em>Run this cell to move: &lt;b&gt;n&lt;/b&gt;, kind." in outputs[1].data["text/html"]
+    assert not notebook.page.locator(".dlscale-still").first.is_visible()
     tab = notebook.page.context.browser.new_page()
     tab.add_init_script(lab.SCRIPT)
     tab.goto(address.format(live.name).replace("&reset", ""), wait_until="domcontentloaded")
@@ -393,3 +395,29 @@ def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, pag
         assert told(notebook) == "rising 0"
         notebook.press(slider, "ArrowRight")
         assert told(notebook) == "rising 1"
+
+
+QUESTION = """
+from dlscale import course
+from dlscale.page import widgets
+---
+guess = widgets.predict("Which one?", ["the first", "the second", "the third"])
+---
+course.say("It is the **third**.", guess=guess)
+"""
+
+
+@pytest.mark.notebook
+def test_a_prediction_is_made_by_keyboard_and_answered(folder, address, page):
+    path = written(folder / "question.ipynb", *map(str.strip, QUESTION.split("---")))
+    with lab.opened(page, address.format(path.name)) as notebook:
+        assert notebook.errors() == []
+        group = page.get_by_role("group", name="Which one?")
+        group.get_by_role("radio").first.focus()
+        for option, key in (("the first", "Space"), ("the second", "ArrowDown"), ("the third", "ArrowDown")):
+            page.keyboard.press(key)
+            group.get_by_role("status").get_by_text(f"Noted: {option}").wait_for()
+            assert group.get_by_role("radio", name=option).evaluate("radio => document.activeElement === radio")
+        page.evaluate("dlscale.notebook().content.activeCellIndex = 2")
+        page.evaluate("() => { jupyterapp.commands.execute('notebook:run-cell'); }")
+        page.get_by_text("You said the third. Measured: It is the third.").wait_for()

@@ -141,11 +141,10 @@ def fit(explorers: list[dict[str, Any]], name: str, limit: int = MAX_BYTES) -> N
 
 def prediction(model: str, state: dict[str, dict[str, Any]], number: int) -> NotebookNode | None:
     """A question with radio buttons as HTML; None if the widget is no prediction."""
-    children = [state.get(child.removeprefix("IPY_MODEL_"), {}) for child in state.get(model, {}).get("children", [])]
-    asked = [child for child in children if child.get("_model_name") == "RadioButtonsModel"]
-    if not asked:
+    asked = state.get(model, {})
+    if not {"question", "options"} <= asked.keys():
         return None
-    question, options = asked[0]["tooltip"], asked[0]["_options_labels"]
+    question, options = asked["question"], asked["options"]
     buttons = "".join(
         f'<label><input type="radio" name="{model}-{number}"> {escape(option)}</label>' for option in options
     )
