@@ -434,13 +434,15 @@ def test_a_hidden_process_that_keeps_the_channel_open_holds_nothing_up(grade_eac
     assert grade_each({"hidden": hide}) == {"hidden": processes.ENDED}
 
 
-def test_a_check_can_hand_back_functions_of_the_answer_but_none_of_its_own(grade, room, monkeypatch):
-    exercise = room.pair
-    answer = answers(pair="pair = {'f': lambda g, x: g(x), 'rest': lambda x: x + 1}")
-    monkeypatch.setattr(exercise, "wrong", lambda pair: compare("It", pair["f"](pair["rest"], 1), 2))
-    assert scores(grade(theirs=answer)["theirs"]) == ["0", "0", "1", "1"]
-    monkeypatch.setattr(exercise, "wrong", lambda pair: compare("It", pair["f"](abs, 1), 1))
-    assert "cannot hand a function of its own" in grade(own=answer)["own"]["remarks"]
+def test_a_check_can_hand_over_functions_of_the_answer_and_of_its_own(grade, room, monkeypatch):
+    def wrong(pair):
+        f, g = pair["f"], pair["rest"]
+        there_and_back = f(lambda x: f(lambda y: g(y) - 1, x) + 1, 1)
+        return compare("They", [f(g, 1), f(lambda x: x + 1, 1), there_and_back], [2, 2, 2]) or f(lambda x: 1 / 0, 1)
+
+    monkeypatch.setattr(room.pair, "wrong", wrong)
+    row = grade(student=answers(pair="pair = {'f': lambda g, x: g(x), 'rest': lambda x: x + 1}"))["student"]
+    assert "demo-pair: not yet: checking it raised AnswerError: ZeroDivisionError: division by zero" in row["remarks"]
 
 
 def test_an_answer_that_a_cell_gave_counts_even_if_the_cell_then_crashes(grade, reference):

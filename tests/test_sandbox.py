@@ -50,7 +50,10 @@ def test_arrays_arrive_as_they_were(array):
 def test_other_values():
     assert math.isnan(there(float("nan"))) and there(np.float32(2)) == 2 and type(there(np.float32(2))) is np.float32
     assert there(np.ones(2, ml_dtypes.bfloat16)).dtype == ml_dtypes.bfloat16
-    for value in (np.array([object()]), object(), {1}):  # of these only the type is told
+    assert there({1, 2}) == there(frozenset({1, 2})) == {1, 2}
+    assert there(range(3)) == there(iter(range(3))) == there({0: 0, 1: 0, 2: 0}.keys()) == [0, 1, 2]
+    assert (there(np.random.default_rng(3)).normal(size=3) == np.random.default_rng(3).normal(size=3)).all()
+    for value in (np.array([object()]), object()):  # of these only the type is told
         assert type(there(value)).__name__ == type(value).__name__ and type(there(value)) is not type(value)
     functions = []
     line = sandbox.pack(print, lambda f: functions.append(f) or 7)
@@ -66,6 +69,7 @@ def test_jax_arrays_stay_jax_arrays():
 MALFORMED = [
     {"tuple": 3, "fields": None}, {"tuple": [1], "fields": ["class"]}, {"tuple": [1], "fields": ["a", "b"]},
     {"tuple": [0] * 101, "fields": [f"f{i}" for i in range(101)]}, {"dict": [[[], 1]]}, {"dict": [1]}, {"unknown": 1},
+    {"set": [[]]}, {"random": {"bit_generator": "MT19937"}}, {"set": list(range(20_000))}, {"random": 1},
     {},
     {"dict": [[i, 0] for i in range(20_000)]}, {"kind": "array", "dtype": "O", "shape": [1], "data": "AAAAAAAAAAA="},
     {"kind": "array", "dtype": "f8", "shape": [2], "data": "AAAAAAAAAAA="},

@@ -189,7 +189,8 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     exercises, and for an `out` that is another table.
     """
     # all that decides is read before the first answer runs
-    originals = {path.stem: read_cells(path) for path in sorted(notebooks.glob("*.ipynb"))}
+    books = sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("further/*.ipynb")])
+    originals = {path.stem: read_cells(path) for path in books}
     asked = [cell.tag for cells in originals.values() for cell in cells if cell.tag]
     exercises = {tag: exercises[checks.known("exercise", tag, exercises)] for tag in asked}
     if not exercises:
@@ -197,7 +198,7 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     submissions = collect(folder, originals)
     if not submissions:
         raise ValueError(f"No submissions in {folder}.")
-    course = (*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(notebooks.glob("*.ipynb")))
+    course = [*sorted(Path(__file__).parents[1].rglob("*.py")), *books]
     shared = sources.digest([limits, *(path.read_bytes() for path in course)])
     keys = {name: sources.digest([shared, name, *submission]) for name, submission in submissions.items()}
     book = Gradebook(out, folder, exercises)

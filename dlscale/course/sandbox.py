@@ -1,7 +1,7 @@
 """A process that runs the cells of a stranger's notebook, and hands back their answers as plain values.
 
-Functions stay there and are called from here. Nothing from the process is unpickled or executed; messages are bounded
-in size. `dlscale.lab.processes` watches it.
+Functions stay where they are and are called from the other end. Nothing from the process is unpickled or executed;
+messages are bounded in size. `dlscale.lab.processes` watches it.
 """
 
 import base64
@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MappingView
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ MISSING = "its cell is missing"
 UNTRUSTED = "it disturbed the grader's channel"
 
 # Messages: values as lines of JSON. A request is (number of a function, args, kwargs), its reply (error or "", value).
+# A function of the sender has its number in the sender's list, one of the receiver -1 minus that in the receiver's.
 
 
 def pack(message: Any, number: Callable[[Callable], int]) -> bytes:
@@ -46,12 +47,16 @@ def unpack(line: bytes, function: Callable[[int], Callable]) -> Any:
 def _encode(value: Any, number: Callable[[Callable], int]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, list):
+    if isinstance(value, list | range | Iterator | MappingView):
         return [_encode(item, number) for item in value]
     if isinstance(value, tuple):
         return {"tuple": _encode(list(value), number), "fields": getattr(value, "_fields", None)}
     if isinstance(value, dict):
         return {"dict": _encode(list(value.items()), number)}
+    if isinstance(value, set | frozenset):
+        return {"set": _encode(list(value), number)}
+    if isinstance(value, np.random.Generator):
+        return {"random": _encode(value.bit_generator.state, number)}
     is_jax = "jax" in sys.modules and isinstance(value, sys.modules["jax"].Array)
     if is_jax or isinstance(value, np.ndarray | np.generic | complex):
         array = np.asarray(value)
@@ -68,6 +73,12 @@ def _decode(part: dict[str, Any], function: Callable[[int], Callable]) -> Any:
             return namedtuple("Fields", fields[:100])(*items) if fields else tuple(items)
         case {"dict": items} if len(items) <= MAX_ITEMS:
             return dict(items)
+        case {"set": items} if len(items) <= MAX_ITEMS:
+            return set(items)
+        case {"random": state}:
+            generator = np.random.default_rng()
+            generator.bit_generator.state = state  # of another kind of generator: ValueError
+            return generator
         case {"data": data, "dtype": dtype, "shape": shape, "kind": kind} if max(shape, default=0) <= MAX_BYTES:
             array = np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape).copy()
             if kind == "jax":  # imported only where it is used: it takes a second
@@ -80,10 +91,48 @@ def _decode(part: dict[str, Any], function: Callable[[int], Callable]) -> Any:
     raise ValueError("not a value")
 
 
+class Peer:
+    """One of two processes that call each other's `functions`, by number; with `send` and `receive` of lines."""
+
+    functions: list[Callable]
+    forgiven: type[BaseException] = Exception
+
+    def call(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        """Return what the other's function of this number returns. Raises AnswerError if it raised."""
+        self.send(pack((number, args, kwargs), self._number))
+        while len(message := unpack(self.receive(), self._function)) == 3:
+            self.serve(*message)  # the other end asks back before it replies
+        error, value = message
+        if error:
+            raise AnswerError(str(error))
+        return value
+
+    def serve(self, number: int, args: Any, kwargs: Any) -> None:
+        """Call the function of this number, and send what it returns or that it raised."""
+        try:
+            reply = pack(("", self.functions[number](*args, **kwargs)), self._number)
+            if len(reply) > MAX_BYTES:
+                raise ValueError(f"the answer is larger than {MAX_BYTES / 1e6:g} MB")
+        except ChildEnded:
+            raise
+        except self.forgiven as error:
+            reply = pack((shorten(describe(error)), None), self._number)
+        self.send(reply)
+
+    def _number(self, function: Callable) -> int:
+        if isinstance(function, partial) and function.func == self.call:
+            return -1 - function.args[0]
+        self.functions.append(function)
+        return len(self.functions) - 1
+
+    def _function(self, number: int) -> Callable:
+        return partial(self.call, number) if number >= 0 else self.functions[-1 - number]
+
+
 # The process, seen from outside
 
 
-class Sandbox(Child):
+class Sandbox(Peer, Child):
     """A process that runs cells beside a copy of the files of `notebooks`. Closed, nothing of it is left."""
 
     def __init__(self, notebooks: Path) -> None:
@@ -91,27 +140,20 @@ class Sandbox(Child):
         environment |= {"PYTHONUTF8": "1", "MPLBACKEND": "agg", "JAX_PLATFORMS": "cpu", "IPYTHONDIR": ".ipython"}
         super().__init__([*PYTHON, "-m", __name__, str(notebooks.absolute())], contained=True, environment=environment)
 
+        self.functions = []
+
     def call(self, number: int, *args: Any, **kwargs: Any) -> Any:
         """Return what its function of this number returns (0 runs a cell). Raises AnswerError if it raised.
 
-        Raises ChildEnded at a limit, at the end of the process, and for a malformed reply.
+        Raises ChildEnded at a limit, at the end of the process, and for a malformed message.
         """
-        self.send(pack((number, args, kwargs), self._number))
-        reply = self.receive()
         try:
-            error, value = unpack(reply, lambda number: partial(self.call, number))
-            error = str(error)
+            return super().call(number, *args, **kwargs)
+        except (AnswerError, ChildEnded):
+            raise
         except Exception:  # whatever a forged message provokes
             self.stop(UNTRUSTED)
             raise ChildEnded(UNTRUSTED) from None
-        if error:
-            raise AnswerError(error)
-        return value
-
-    def _number(self, function: Callable) -> int:
-        if isinstance(function, partial) and function.func == self.call:
-            return function.args[0]
-        raise TypeError("A check cannot hand a function of its own to an answer: the answer runs in another process.")
 
     def grade(
         self, identity: str | None, source: str, check: str, exercises: Mapping[str, Exercise], results: dict[str, str]
@@ -172,22 +214,19 @@ def work(notebooks: str) -> None:
             shell.run_cell(check).raise_error()
         return dict(answers)
 
-    functions: list[Callable] = [run]
+    class Inside(Peer):
+        functions, forgiven = [run], BaseException  # SystemExit too is an answer's mistake
 
-    def number(function: Callable) -> int:
-        functions.append(function)
-        return len(functions) - 1
+        def send(self, line: bytes) -> None:
+            outbox.write(line)
+            outbox.flush()
 
+        def receive(self) -> bytes:
+            return inbox.readline() or sys.exit()
+
+    peer = Inside()
     for line in inbox:
-        called, args, kwargs = unpack(line, functions.__getitem__)
-        try:
-            reply = pack(("", functions[called](*args, **kwargs)), number)
-            if len(reply) > MAX_BYTES:
-                raise ValueError(f"the answer is larger than {MAX_BYTES / 1e6:g} MB")
-        except BaseException as error:  # SystemExit too is an answer's mistake
-            reply = pack((shorten(describe(error)), None), number)
-        outbox.write(reply)
-        outbox.flush()
+        peer.serve(*unpack(line, peer._function))
 
 
 if __name__ == "__main__":
