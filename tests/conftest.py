@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -62,7 +63,8 @@ def each_notebook(test):
 
 def suggested_by(notebook: str):
     """What a notebook suggests, on its own cells: as costly as the notebook, and beside it, in one worker."""
-    return lambda test: pytest.mark.notebook(pytest.mark.xdist_group(f"suggested by {notebook}")(test))
+    marks = [pytest.mark.notebook, pytest.mark.long, pytest.mark.xdist_group(f"suggested by {notebook}")]
+    return lambda test: functools.reduce(lambda test, mark: mark(test), marks, test)
 
 
 def _lacks(browser: str) -> None:

@@ -216,18 +216,18 @@ def test_the_oldest_python_is_the_same_everywhere():
 
 
 def make_targets() -> dict[str, str]:
-    return dict(re.findall(r"^([a-z]+):.*?(?:## (.*))?$", read("Makefile"), re.MULTILINE))
+    return dict(re.findall(r"^([a-z-]+):.*?(?:## (.*))?$", read("Makefile"), re.MULTILINE))
 
 
 def test_every_command_explains_itself():
-    assert {"lab", "test", "notebooks", "bench", "book", "lock", "clean"} <= set(make_targets())
+    assert {"lab", "test", "test-all", "notebooks", "bench", "book", "lock", "clean"} <= set(make_targets())
     assert [target for target, text in make_targets().items() if not text] == []
 
 
 def test_commands_in_the_readme_exist(capsys):
     texts = "\n".join(read(name) for name in ("README.md", "CONTRIBUTING.md", "docs/MEASURING.md", "data/README.md"))
-    targets = set(re.findall(r"(?:^|`)make ([a-z]+)", texts, re.MULTILINE))
-    assert {"lab", "check", "test"} <= targets
+    targets = set(re.findall(r"(?:^|`)make ([a-z-]+)", texts, re.MULTILINE))
+    assert {"lab", "check", "test", "test-all"} <= targets
     assert targets <= set(make_targets())
     for name in re.findall(r"(?:^|`)python3? ((?:tools|data|benchmarks)/\w+\.py)", texts, re.MULTILINE):
         assert (ROOT / name).is_file(), name

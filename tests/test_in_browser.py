@@ -1,7 +1,8 @@
 """Each notebook in JupyterLab in a real browser: what only a browser can tell.
 
-All cells run there, every control has a name, is reached and moved by keyboard, and picture and caption follow in the
-page. That every end of every control works was seen before, without a browser (`extremes.check`).
+Its cells run there, a control has a name, is reached and moved by keyboard, and picture and caption follow in the page:
+one of the first explorer, and for `make test-all` every one. That every end of every control works was seen before,
+without a browser (`extremes.check`).
 """
 
 from __future__ import annotations
@@ -36,6 +37,28 @@ def page(address, chromium):
         yield page
 
 
+def standing(cell):
+    """Whether what is stored of the cell is an explorer: a picture with its sentence."""
+    shown = [output.get("data", {}) for output in cell.get("outputs", [])]
+    return any("image/png" in data and data.get("text/plain") for data in shown)
+
+
+@each_notebook
+def test_the_first_explorer_by_keyboard(path, folder, address, page):
+    notebook = nbformat.read(path, as_version=4)
+    first = next((number for number, cell in enumerate(notebook.cells) if standing(cell)), None)
+    assert first is not None, "no explorer is stored: run `make notebooks`"
+    del notebook.cells[first + 1 :]
+    nbformat.write(notebook, folder / f"beginning_of_{path.name}")
+    with lab.opened(page, address.format(f"beginning_of_{path.name}")) as notebook:
+        assert notebook.errors() == []
+        if sliders := notebook.sliders():
+            check_slider(notebook, sliders[0])
+        else:
+            check_menu(notebook, notebook.menus()[0])
+
+
+@pytest.mark.long
 @each_notebook
 def test_every_control_by_keyboard(path, address, page):
     with lab.opened(page, address.format(path.name)) as notebook:

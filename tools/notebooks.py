@@ -118,8 +118,12 @@ def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
 
 
 def _code(notebook: NotebookNode) -> str:
-    lines = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code").splitlines()
-    return "\n".join("pass" if line[:1] in ("%", "!") else line for line in lines)  # magics are not Python
+    return python("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+
+
+def python(source: str) -> str:
+    """A cell's source as Python: magics are not."""
+    return re.sub(r"^( *)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
 
 
 # Folding
@@ -166,7 +170,7 @@ def _path(expression: ast.expr) -> list[str]:
 
 def syntax(cell: NotebookNode) -> ast.Module:
     """The cell's syntax tree; lines with magics count as empty statements."""
-    return ast.parse(re.sub(r"^[%!].*$", "pass", cell.source, flags=re.MULTILINE))
+    return ast.parse(python(cell.source))
 
 
 def fold(notebook: NotebookNode) -> None:

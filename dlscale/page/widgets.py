@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets
 import traitlets
 from IPython import get_ipython
 from IPython.display import display
