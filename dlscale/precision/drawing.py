@@ -71,6 +71,7 @@ def bits() -> None:
         ax.plot([6, 15.5, 25], [1.2] * 3, "|", color=figures.BLACK, markersize=16)
         (mark,) = ax.plot([], [], "v", color=figures.RED, markersize=9)
         numbers = [ax.text(place, 0.45, "", ha="center") for place in (6, 15.5, 25)]
+        ax.text(15.5, 0.0, "stored", ha="center", color=figures.GREY)
         typed = ax.text(0, 1.62, "", ha="center", color=figures.RED)
 
         def update(x: float, name: str) -> list[Artist]:
@@ -208,12 +209,12 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
 
 
 def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
-    """The loss scale of each format, (steps,), as dynamic loss scaling chose it."""
+    """What multiplies the loss in each step, (steps,), as dynamic loss scaling chose it, for each format."""
     figure, ax = figures.new(height=2.8)
     for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
         (line,) = ax.plot(np.log2(scale), color=color)
         figures.name(ax, line, name)
-    ax.set(xlabel="step", ylabel="loss scale (power of 2)", xlim=(0, len(scale)), ylim=(0, 40))
+    ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
     said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
     figures.show(figure, f"The scale falls from its start until nothing overflows, then moves up and down; {said}.")
 
@@ -224,18 +225,15 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
 def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
     """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
     figure, ax = figures.new(height=3.2)
-    colors = (figures.GREY, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
-    ends = sorted(accuracies, key=lambda name: accuracies[name][:, -1].mean())
-    heights = dict(zip(ends, np.linspace(0, 1, len(ends)), strict=True))
+    colors = (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
+    ends = {name: samples[:, -1].mean() for name, samples in accuracies.items()}
+    low, high, count = min(ends.values()), max(ends.values()), len(ends)
+    places = (low + high) / 2 + max(high - low, 3.2 * (count - 1)) * np.linspace(-0.5, 0.5, count)
+    heights = dict(zip(sorted(ends, key=ends.get), places, strict=True))  # of the labels: none over another
     for (name, samples), color in zip(accuracies.items(), colors, strict=False):
-        line = figures.band(ax, rates, samples, color, marker="o")
-        low, high = (accuracies[end][:, -1].mean() for end in (ends[0], ends[-1]))
-        room = max(high - low, 3.2 * (len(ends) - 1))
-        wanted = (low + high - room) / 2 + room * heights[name]
-        ax.annotate(
-            name, (rates[-1], wanted), (6, 0), textcoords="offset points", color=line.get_color(), va="center",
-            annotation_clip=False,
-        )  # fmt: skip
+        figures.band(ax, rates, samples, color, marker="o")
+        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
+        ax.annotate(name, (rates[-1], heights[name]), color=color, **beside)
     ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
     ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
     ax.minorticks_off()
@@ -258,7 +256,7 @@ def updates() -> None:
         paths = [ax.plot([], [], color=figures.SKY, linewidth=0.8)[0] for _ in range(30)]
         colors = {"exact": figures.BLACK, "random, mean of 30": figures.BLUE, "nearest": figures.RED}
         lines = {name: ax.plot([], [], color=color, linewidth=2.5)[0] for name, color in colors.items()}
-        lines["exact"].set(linestyle=":")
+        lines["exact"].set(linestyle=":", zorder=3)
         for place, (name, color) in enumerate(colors.items()):
             ax.text(4, 190 - 17 * place, name, color=color, va="center")
         ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (steps of the format)")

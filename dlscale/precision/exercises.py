@@ -27,9 +27,9 @@ def _decode(answer: Any) -> str | None:
 decode = Exercise(
     id="precision-decode",
     answer="decode",
-    question="Write `decode`: the number that three strings of bits stand for, such as `decode('0', '01011', "
-    "'1001100110')`. Their lengths tell the format. Mind the subnormal numbers, whose exponent bits are all 0. "
-    "(Patterns whose exponent bits are all 1 are not asked for.)",
+    question='Write `decode`, which reads a number from three strings of bits, such as `decode("0", "01011", '
+    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. You need'
+    " not handle infinity and NaN.",
     hints=(
         "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
         "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
@@ -194,8 +194,9 @@ def _dynamic_scale(answer: Any) -> str | None:
 dynamic_scale = Exercise(
     id="precision-dynamic_scale",
     answer="update_scale",
-    question="Write the rule of dynamic loss scaling. `finite` says whether all gradients of this step were finite. "
-    "`good_steps` counts the good steps since the scale last changed. Return the new scale and the new count.",
+    question="Write that rule, in plain Python. `finite` says whether all gradients of this step were finite. "
+    "`good_steps` counts the good steps before this one, since the scale last changed. Return the new "
+    "scale and the new count. Double the scale when the count reaches `period`.",
     hints=(
         "Two cases. If the gradients are not finite: half the scale, and the count starts again at 0.",
         "Else count this step. If the count has reached `period`, double the scale and start again at 0.",
@@ -214,7 +215,7 @@ def update_scale(scale, good_steps, finite, period=2000):
 
 
 def _update(answer: Any) -> str | None:
-    for weight, mantissa_bits in ((1.0, 7), (1.0, 10), (1.9, 7), (0.3, 10), (-6.0, 3), (0.25, 2)):
+    for weight, mantissa_bits in ((1.0, 7), (1.0, 10), (1.5, 7), (0.3125, 10), (-6.0, 3), (0.25, 2)):
         expected = 2.0 ** (np.floor(np.log2(abs(weight))) - mantissa_bits - 1)
         given = f"The size for a weight of {weight:g} with {mantissa_bits} mantissa bits"
         if wrong := compare(given, answer(weight, mantissa_bits), expected, 1e-6):
@@ -225,10 +226,10 @@ def _update(answer: Any) -> str | None:
 update = Exercise(
     id="precision-update",
     answer="lost_below",
-    question="A weight is stored with `mantissa_bits` and an update is added to it, then rounded to nearest. Write "
-    "`lost_below`: the size under which an update that makes the weight larger in size changes nothing. (Downwards "
-    "from an exact power of two half of that is enough, for the lower neighbour is nearer.) First think of a weight of "
-    "1.0 in bfloat16, then of 1.9 and of 0.3, and of negative weights.",
+    question="Write `lost_below(weight, mantissa_bits)`: the size below which an update is lost. Remember that a "
+    "step is the power of two below the number times epsilon, which is $2^{-m}$ with $m$ mantissa bits. "
+    "Consider updates that move the weight away from zero. First think of a weight of 1.0 in bfloat16, "
+    "then of 1.5, of 0.3125, and of a negative weight.",
     hints=(
         "An update is lost if it is less than half a step. The step depends on the power of two below the weight.",
         "np.floor(np.log2(abs(weight))) is the exponent of that power; a step is 2 ** (exponent - mantissa_bits).",
