@@ -12,12 +12,7 @@ from dlscale.page import figures, widgets
 
 SHORT = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 EXPONENTS = np.arange(-44, 24)  # of the histograms
-COLORS = {
-    "weights": figures.BLACK,
-    "activations": figures.BLUE,
-    "gradients": figures.RED,
-    "updates": figures.GREEN,
-}
+COLORS = {"weights": figures.BLACK, "activations": figures.BLUE, "gradients": figures.RED, "updates": figures.GREEN}
 
 
 def opening(record: Record) -> None:
@@ -226,14 +221,9 @@ def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> Non
     """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
     figure, ax = figures.new(height=3.2)
     colors = (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
-    ends = {name: samples[:, -1].mean() for name, samples in accuracies.items()}
-    low, high, count = min(ends.values()), max(ends.values()), len(ends)
-    places = (low + high) / 2 + max(high - low, 3.2 * (count - 1)) * np.linspace(-0.5, 0.5, count)
-    heights = dict(zip(sorted(ends, key=ends.get), places, strict=True))  # of the labels: none over another
-    for (name, samples), color in zip(accuracies.items(), colors, strict=False):
-        figures.band(ax, rates, samples, color, marker="o")
-        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
-        ax.annotate(name, (rates[-1], heights[name]), color=color, **beside)
+    pairs = zip(accuracies.items(), colors, strict=False)
+    lines = {name: figures.band(ax, rates, samples, color, marker="o") for (name, samples), color in pairs}
+    figures.names(ax, lines, gap=3.2)
     ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
     ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
     ax.minorticks_off()
@@ -281,3 +271,78 @@ def updates() -> None:
 
     sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
     widgets.explore(make, alt=caption, size=widgets.slider("size of an update (steps)", sizes, 0.3))
+
+
+# The further notebook
+
+
+def roundings(
+    results: Mapping[str, Mapping[str, tuple[Sequence[float], np.ndarray]]], choice: str, xlabel: str, ylabel: str
+) -> None:
+    """Explore accuracies, (seeds, len(x)) in per cent, over x: a line with its interval for each rounding or format."""
+    colors = {"nearest": figures.RED, "random": figures.BLUE, "float32": figures.GREY}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 102), xscale="log" if "rate" in xlabel else "linear")
+
+        def update(name: str) -> None:
+            for artist in [*ax.lines, *ax.collections, *ax.texts]:
+                artist.remove()
+            for place, (label, (x, samples)) in enumerate(results[name].items()):
+                figures.band(ax, x, samples, colors[label], marker="o" if len(samples) > 1 else "")
+                ax.text(0.98, 0.2 - 0.08 * place, label, color=colors[label], transform=ax.transAxes, ha="right")
+            ax.set_xticks(x, [f"{value:g}" for value in x])
+            ax.minorticks_off()
+
+        return update
+
+    def caption(name: str) -> str:
+        best = (f"{label} {samples.mean(0).max():.0f} %" for label, (_, samples) in results[name].items())
+        return f"{choice.capitalize()}: {name}. At the best place: {', '.join(best)}."
+
+    widgets.explore(make, alt=caption, name=widgets.menu(choice, [*results]))
+
+
+def exponents_by_step(exponents: Mapping[str, np.ndarray]) -> None:
+    """The shared exponents of each kind of tensor, (steps, layers), and in bold their mean over the layers."""
+    figure, ax = figures.new(height=3.6)
+    lines = {}
+    colors = (figures.BLACK, figures.BLUE, figures.GREEN, figures.ORANGE, figures.RED)
+    for (name, values), color in zip(exponents.items(), colors, strict=True):
+        ax.plot(values, color=color, linewidth=0.7, alpha=0.4)
+        (lines[name],) = ax.plot(values.mean(1), color=color)
+    figures.names(ax, lines, gap=0.9)
+    ax.set(xlabel="step", ylabel="shared exponent (power of 2)")
+    ends = ", ".join(f"{name} {values[-1].mean():.0f}" for name, values in exponents.items())
+    figures.show(figure, f"Mean exponents at the end: {ends}.".replace("-", "−"))
+
+
+def sums(totals: Mapping[str, Mapping[str, np.ndarray]], exact: np.ndarray) -> None:
+    """Explore long sums: totals by format and method, and the `exact` ones, each (length,), after each addition."""
+    colors = {"wide": figures.GREY, "Kahan": figures.BLUE, "chunks": figures.ORANGE, "naive": figures.RED}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        ax.plot([0, 100], [0, 100], ":", color=figures.BLACK)
+        lines = {method: ax.plot([], [], color=color)[0] for method, color in colors.items()}
+        lines["wide"].set(linewidth=6, alpha=0.4)
+        for place, (label, color) in enumerate({"exact (dotted)": figures.BLACK, **colors}.items()):
+            ax.text(0.02, 0.94 - 0.08 * place, label, color=color, transform=ax.transAxes, va="center")
+        ax.set(xlabel="numbers added (% of the length)", ylabel="total (% of the exact sum)")
+        ax.set(xlim=(0, 100), ylim=(0, 115))
+
+        def update(name: str, length: int) -> list[Artist]:
+            at = np.unique(np.linspace(0, length - 1, 300).astype(int))
+            for method, line in lines.items():
+                line.set_data(100 * (at + 1) / length, 100 * totals[name][method][at] / exact[length - 1])
+            return [*lines.values()]
+
+        return update
+
+    def caption(name: str, length: int) -> str:
+        texts = ", ".join(f"{method} {totals[name][method][length - 1]:.4g}" for method in reversed(colors))
+        return f"{length:,} numbers in {name}: the exact sum is {exact[length - 1]:.4g}; {texts}."
+
+    length = widgets.slider("length", [10, 30, 100, 300, 1000, 3000, 8000], 8000, "{:,}")
+    widgets.explore(make, alt=caption, name=widgets.menu("format", [*totals]), length=length)
