@@ -597,6 +597,7 @@ def test_what_the_instructor_is_told(tmp_path, notebook, capsys):
     assert "--notebooks" in told(tmp_path, f"--notebooks={tmp_path}")
     nbformat.write(notebook(BLANKS), tmp_path / "01_demo.ipynb")
     (tmp_path / "in").mkdir()
+    assert "--seconds must be" in told(tmp_path, "--seconds=nan")
     assert "No submissions" in told(tmp_path / "in", f"--notebooks={tmp_path}")
     assert "nowhere" in told(tmp_path / "nowhere", f"--notebooks={tmp_path}")
     nbformat.write(notebook({"demo-nummer": "1"}), tmp_path / "01_demo.ipynb")
