@@ -43,7 +43,8 @@ test: $(if $(ONLY),$(READY),check)  ## check, and run every lesson cold and in a
 test-all: $(if $(ONLY),$(READY),check)  ## test all: further notebooks, every control in a browser, what is suggested, records
 	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE),-m "notebook or record or long")
 
-notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
+notebooks: $(READY)  ## format and run the notebooks that changed, or whose library changed, and store their outputs
+	$(BIN)/ruff format --quiet notebooks
 	$(BIN)/python tools/notebooks.py
 
 bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from dlscale.course.contents import paths
+
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a script: children would inherit it
@@ -55,7 +57,7 @@ def each_notebook(test):
     All of one notebook runs in one worker.
     """
     folder, cases = Path(__file__).parent.parent / "notebooks", []
-    for path in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("further/*.ipynb"))]:
+    for path in paths(folder):
         marks = [pytest.mark.xdist_group(path.stem), *[pytest.mark.long] * (path.parent != folder)]
         cases.append(pytest.param(path, id=path.stem, marks=marks))
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))

@@ -117,12 +117,12 @@ def around(notebook: Notebook) -> tuple[list[str], list[str]]:
 
 def folding(notebook: Notebook) -> Iterator[str]:
     """Set-up and questions are folded, and a fold is the same for every front end."""
-    only = notebooks.plumbing(notebook.node)
-    for number, cell in enumerate(notebook.code):
+    only = notebooks.plumbing(notebook.node, third=True)
+    for cell in notebook.code:
         tagged, jupyter = notebooks.FOLDED in cell.metadata.get("tags", []), cell.metadata.get("jupyter", {})
         if len({tagged, jupyter.get("source_hidden", False), cell.metadata.get("cellView") == "form"}) > 1:
             yield f"Cell {cell.id} is folded for some front ends only: run tools/notebooks.py."
-        if not tagged and (number == 0 or only.get(cell.id)):
+        if not tagged and only.get(cell.id):
             yield f"Cell {cell.id} must be folded."
         if tagged and calls(cell, "check"):
             yield f"Cell {cell.id} asks for an answer and must not be folded."

@@ -29,10 +29,10 @@ import dlscale.__main__ as commands
 import notebooks  # tools/notebooks.py
 from dlscale import course
 from dlscale.course import claims, markup
-from dlscale.course.contents import Item, Notebook, contents
+from dlscale.course.contents import Item, Notebook, contents, paths
 from dlscale.lab.intervals import Interval
 
-STORED = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = commands.ROOT / "notebooks"
 RULES = ("above", "below", "within", "between")
 OPTIONS = {"of", "samples", "chance", "scale", "history", "telling", "frozen", "record"}
 
@@ -96,7 +96,7 @@ def test_the_decided_claims_follow_from_their_samples_and_the_present_rules():
 
 def test_the_decided_claims_are_those_that_the_notebooks_decide():
     found = {}
-    for path in [*STORED, *STORED[0].parent.glob("further/*.ipynb")]:
+    for path in paths(NOTEBOOKS):
         outputs = (output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", []))
         cards = [output.data[claims.CLAIM_TYPE] for output in outputs if claims.CLAIM_TYPE in output.get("data", {})]
         decided = [card["id"] for card in cards if card["decided"]]
@@ -125,18 +125,18 @@ def test_contents_list_the_course_in_order():
         assert book.items or book.file.startswith("00"), f"{book.file} lists no items of the lectures"
 
 
-EACH = pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-
-
-@EACH
-def test_contents_agree_with_the_notebook(path):
-    opening = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
-    (book,) = (book for book in contents() if book.file == path.name)
-    assert book.available and opening.startswith(f"# {book.title}\n")
-    assert re.search(rf"\b{book.minutes} minutes\b.*\b{book.seconds} seconds\b", opening, re.DOTALL)
-    headings = {text for _, text in conventions.Notebook(nbformat.read(path, as_version=4), path).headings()}
-    for item in book.items:
-        assert item.section in headings, f"{item.item}: {path.name} has no section {item.section!r}"
+@pytest.mark.parametrize("book", [book for book in contents() if book.available], ids=lambda book: book.name)
+def test_contents_agree_with_the_notebooks(book):
+    for (title, file), times in zip(book.files.items(), (book, book.further), strict=False):
+        notebook = conventions.Notebook(nbformat.read(NOTEBOOKS / file, as_version=4), NOTEBOOKS / file)
+        prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        assert prose.startswith(f"# {title}\n")
+        opening = prose.partition("\n## ")[0]
+        assert re.search(rf"\b{times.minutes} minutes\b.*\b{times.seconds} seconds\b", opening, re.DOTALL)
+        headings = {text for _, text in notebook.headings()}
+        for item in book.items:
+            if item.further == (times is book.further):
+                assert item.section in headings, f"{item.item}: {file} has no section {item.section!r}"
 
 
 def test_course_map_links_what_is_available():
@@ -153,7 +153,8 @@ def test_the_index_finds_every_item():
     items = [(book, item) for book in contents() for item in book.items]
     assert len(lines) == len(items) and len(set(lines)) == len(lines)
     for (book, item), line in zip(items, lines, strict=True):
-        where = f"](notebooks/{book.file}) | {item.section} |" if book.available else f"{book.title} | in preparation |"
+        file = [*book.files.values()][item.further]
+        where = f"](notebooks/{file}) | {item.section} |" if book.available else f"{book.title} | in preparation |"
         assert f"| {item.id} | {item.item} |" in line and where in line
     (lars,) = (line for line in lines if "LARS: a trust ratio" in line)
     assert "04_batch_size_and_lars" in lars

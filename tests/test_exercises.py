@@ -20,11 +20,10 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 import dlscale.__main__ as commands
 from dlscale.course import grading
+from dlscale.course.contents import paths
 from dlscale.course.exercises import Exercise, compare, shorten
 
-EACH = pytest.mark.parametrize(
-    "path", sorted((commands.ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
+EACH = pytest.mark.parametrize("path", paths(commands.ROOT / "notebooks"), ids=lambda path: path.stem)
 
 
 def names(code: str) -> tuple[set[str], set[str]]:
@@ -42,7 +41,7 @@ def names(code: str) -> tuple[set[str], set[str]]:
 def settings() -> dict[str, tuple[str, str]]:
     """Of each exercise: what its notebook defines above, as far as a solution and its check use it, and its cell."""
     found = {}
-    for path in sorted((commands.ROOT / "notebooks").glob("**/[0-9]*.ipynb")):
+    for path in paths(commands.ROOT / "notebooks"):
         above: list[str] = []
         for tag, _, source in grading.read_cells(path):
             if exercise := commands.exercises().get(tag):

@@ -61,7 +61,7 @@ def test_the_first_explorer_by_keyboard(path, folder, address, page):
 @pytest.mark.long
 @each_notebook
 def test_every_control_by_keyboard(path, address, page):
-    with lab.opened(page, address.format(path.name)) as notebook:
+    with lab.opened(page, address.format(path.relative_to(FOLDER).as_posix())) as notebook:
         assert notebook.errors() == []
         assert notebook.sliders()
         for slider in notebook.sliders():

@@ -40,8 +40,7 @@ def picture(alt: str, caption: str = "") -> NotebookNode:
 
 
 def setup() -> NotebookNode:
-    imports = "import numpy as np\n\nfrom dlscale.sample import drawing, exercises"
-    return code(imports, metadata={"tags": [notebooks.FOLDED]})
+    return code("import numpy as np\n\nfrom dlscale.sample import drawing, exercises")
 
 
 def explorer(name: str) -> NotebookNode:
@@ -79,14 +78,14 @@ def further() -> Cells:
     return cells + closing("[the lesson](../01_sample.ipynb)")
 
 
-def broken(cells: Cells, path: Path) -> Iterator[str]:
-    """The rules that a notebook of these cells breaks."""
+def broken(cells: Cells, path: Path, third: bool = True) -> Iterator[str]:
+    """The rules that a notebook of these cells breaks, folded as the `third` edition is."""
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
     for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
     node = nbformat.v4.new_notebook(cells=cells)
-    notebooks.fold(node)
+    notebooks.fold(node, third)
     notebook = conventions.Notebook(node, path)
     for rule in lesson_conventions.RULES:
         if rule is not conventions.exercises and list(rule(notebook)):  # whose ids are real ones only in real notebooks
@@ -140,7 +139,6 @@ SPOILED = {
     "six cards": ("sizes", lambda cells: cells[5].outputs.extend([CARD] * 6)),
     "wide line": ("widths", printing(5, "a" * 89)),
     "huge output": ("widths", printing(5, f"{'a' * 87}\n" * 11_600)),
-    "open set-up": ("folding", lambda cells: cells[1].metadata.clear()),
     "folded exercise": ("folding", lambda cells: cells[7].metadata.update(tags=[notebooks.FOLDED])),
     "no takeaway": ("sections", instead(6, "**Takeaway.**", "So:")),
     "two takeaways": ("sections", instead(6, "too small.", "too small. **Takeaway.** It is.")),
@@ -168,6 +166,10 @@ def test_a_spoiled_lesson_breaks_the_rule(name, folder):
     cells = lesson()
     spoil(cells)
     assert rule in broken(cells, folder / "01_sample.ipynb")
+
+
+def test_the_set_up_must_be_folded(folder):
+    assert list(broken(lesson(), folder / "01_sample.ipynb", third=False)) == ["folding"]
 
 
 SPOILED_FURTHER = {

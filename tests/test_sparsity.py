@@ -530,6 +530,7 @@ def test_checks_accept_every_right_answer_and_refuse_the_naive_one(exercise, ans
 def cells(changes, *identities):
     """Cells of the notebook, run with changes, on few digits."""
     from cells import Cells
+
     found = Cells("06_sparsity")
     found.run("sparsity-01")
     found.changes = changes

@@ -27,7 +27,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from dlscale.course import claims, sources
+from dlscale.course import claims, contents, sources
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="run nothing; exit with 1 if a notebook is stale")
     options = parser.parse_args(arguments)
     code = 0
-    for path in options.notebooks or all_notebooks():
+    for path in options.notebooks or contents.paths(FOLDER):
         why = "asked for" if options.all else stale(path)
         if not why:
             print(f"{path.name}: up to date")
@@ -70,12 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def all_notebooks() -> list[Path]:
-    """In the order of the course; a further notebook comes before its lesson, which shows claims that it decides."""
-    paths = [*FOLDER.glob("further/*.ipynb"), *FOLDER.glob("*.ipynb")]
-    return sorted(paths, key=lambda path: (subject(path.stem), path.parent == FOLDER))
-
-
 def subject(name: str) -> str:
     """The name of the subject's lesson, also of its further notebook."""
     return name.removesuffix("_further")
@@ -84,6 +78,11 @@ def subject(name: str) -> str:
 def room(name: str) -> str:
     """The package of a notebook: its subject without the number."""
     return subject(name).partition("_")[2]
+
+
+def is_third(name: str) -> bool:
+    """Whether `contents.toml` says that a notebook belongs to the third edition."""
+    return any(book.name == subject(name) and book.edition >= 3 for book in contents.contents())
 
 
 def stale(path: Path) -> str:
@@ -142,8 +141,12 @@ def teaches(cell: ast.Module, captions: Iterable[str]) -> bool:
     return bool(calls & TAUGHT) or any(part.name not in captions for part in defined)
 
 
-def plumbing(notebook: NotebookNode) -> dict[str, bool]:
-    """For each code cell that draws, captions or asks, by id: whether it does nothing else. "# Plumbing" folds any."""
+def plumbing(notebook: NotebookNode, third: bool = False) -> dict[str, bool]:
+    """For each code cell that draws, captions or asks, by id: whether it does nothing else. "# Plumbing" folds any.
+
+    In the third edition the first cell, which imports and sets up, is folded, too. A line that calls a room's `drawing`
+    is not: how it draws is not seen anyway.
+    """
     cells = {cell.id: syntax(cell) for cell in notebook.cells if cell.cell_type == "code"}
     explorers = [node for cell in cells.values() for node in ast.walk(cell) if isinstance(node, ast.Call)]
     given = [word.value for call in explorers if _path(call.func)[-1] == "explore" for word in call.keywords]
@@ -151,7 +154,8 @@ def plumbing(notebook: NotebookNode) -> dict[str, bool]:
     shown = {name: cell for name, cell in cells.items() if shows(cell) or captions & _defined(cell)}
     marked = {cell.id: True for cell in notebook.cells if cell.source.startswith("# Plumbing\n")}
     proofs = {cell.id: True for cell in notebook.cells if cell.source.endswith("course.verdicts()")}  # for nbval alone
-    return {name: not teaches(cell, captions) for name, cell in shown.items()} | marked | proofs
+    first = dict.fromkeys([*cells][:1] if third else [], True)
+    return {name: not teaches(cell, captions) for name, cell in shown.items()} | marked | proofs | first
 
 
 def _defined(cell: ast.Module) -> set[str]:
@@ -173,9 +177,9 @@ def syntax(cell: NotebookNode) -> ast.Module:
     return ast.parse(python(cell.source))
 
 
-def fold(notebook: NotebookNode) -> None:
+def fold(notebook: NotebookNode, third: bool = False) -> None:
     """Hide, in place, the sources of the cells that only draw or ask, or are tagged so: one click shows them."""
-    only = plumbing(notebook)
+    only = plumbing(notebook, third)
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if only.get(cell.id) or FOLDED in tags:
@@ -189,7 +193,7 @@ def fold(notebook: NotebookNode) -> None:
 def store(path: Path) -> None:
     """Run the notebook in its folder and write it with its outputs. Raises Failed, with the file as it was."""
     notebook = nbformat.read(path, as_version=4)
-    fold(notebook)
+    fold(notebook, is_third(path.stem))
     before = hashes(notebook, path.stem)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -71,6 +71,15 @@ def contents() -> tuple[Notebook, ...]:
     )
 
 
+def paths(folder: Path) -> list[Path]:
+    """The notebooks in a folder and in its folder further/, in the order of the course.
+
+    A further notebook comes before its lesson, which shows claims that it decides.
+    """
+    found = [*folder.glob("*.ipynb"), *folder.glob("further/*.ipynb")]
+    return sorted(found, key=lambda path: (path.stem.removesuffix("_further"), path.parent == folder))
+
+
 def course_map(folder: str = "") -> Markdown:
     """A table of the notebooks; links to the available ones begin with `folder`, for example "notebooks/"."""
     rows = []

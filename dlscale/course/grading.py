@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 
 from dlscale.course import sources
+from dlscale.course.contents import paths
 from dlscale.course.exercises import Exercise, shorten
 from dlscale.course.gradebook import Gradebook
 from dlscale.course.sandbox import Sandbox
@@ -191,7 +192,7 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     for name, value in limits.items():
         checks.finite(f"--{name}", value, low=0.1)
     # all that decides is read before the first answer runs
-    books = sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("further/*.ipynb")])
+    books = paths(notebooks)
     originals = {path.stem: read_cells(path) for path in books}
     asked = [cell.tag for cells in originals.values() for cell in cells if cell.tag]
     exercises = {tag: exercises[checks.known("exercise", tag, exercises)] for tag in asked}
