@@ -362,7 +362,7 @@ def test_cheats_do_not_score(grade_each):
         assert remarks[name] == sandbox.UNTRUSTED, name
     for name in ("patched check", "spoiled files"):
         assert remarks[name] == "not yet: The number is not 0: that is too small.", name
-    assert remarks["patched hand_in"] == "its check was not called"
+    assert remarks["patched hand_in"] == "no answer yet"  # from the course's own check
     assert remarks["printed flood"] in ("limit of 1 processor seconds", "memory limit of 600 MB")  # IPython keeps it
 
 
@@ -436,7 +436,7 @@ def test_attacks_end_with_their_answer(contained, grade_each, fall_asleep, tmp_p
     assert remarks["kills its parent"] == (zero if contained else processes.ENDED)
     # without a namespace it may also be seen to have ended first
     assert remarks["stops its parent"] in {"limit of 600 s by the clock", *([] if contained else [processes.ENDED])}
-    assert remarks["leaves a daemon"] == "its check was not called"
+    assert remarks["leaves a daemon"] == "no answer yet"
     assert remarks.get("kills all", zero) == zero
 
 
@@ -616,6 +616,7 @@ def test_what_the_instructor_is_told(tmp_path, notebook, capsys):
     assert "--notebooks" in told(tmp_path, f"--notebooks={tmp_path}")
     nbformat.write(notebook(BLANKS), tmp_path / "01_demo.ipynb")
     (tmp_path / "in").mkdir()
+    assert "--seconds must be" in told(tmp_path, "--seconds=nan")
     assert "No submissions" in told(tmp_path / "in", f"--notebooks={tmp_path}")
     assert "nowhere" in told(tmp_path / "nowhere", f"--notebooks={tmp_path}")
     nbformat.write(notebook({"demo-nummer": "1"}), tmp_path / "01_demo.ipynb")

@@ -189,6 +189,8 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     all that belong to an answer; MB of `memory` of all. Raises ValueError for folders without submissions or without
     exercises, and for an `out` that is another table.
     """
+    for name, value in limits.items():
+        checks.finite(f"--{name}", value, low=0.1)
     # all that decides is read before the first answer runs
     books = paths(notebooks)
     originals = {path.stem: read_cells(path) for path in books}
