@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,18 +24,31 @@ from dlscale.lab.intervals import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
 
+ROUTES = {  # notebooks by number
+    "One evening": ("00", "05", "08"),
+    "Systems": ("00", "07", "08", "09", "10", "11", "12", "16"),
+    "Precision and sparsity": ("00", "01", "05", "06", "11", "12"),
+}
+ADDRESS = '<a id="{}"></a>'
 CLAIMS = """# Every claim of the course
 
 Each is decided by a rule that was written before its run and stands in `claims.toml` of its notebook's room, under
 `dlscale/`. A claim shows where the whole interval keeps the rule, and is weak where only the mean does. Those that do
 not show stay. `python tools/readme.py` makes this page from the outputs that the notebooks store.
 """
-INDEX = """# Where is it? Every item of the lectures
+INDEX = """# Every item of the lectures
 
-The letter of an item names its lecture: P is Pedram, Lynch & Lauterbach, C Catanzaro, B Ben-Nun, J the notes on Jia et
-al., E Hoefler; items without one are the course's own. `python tools/readme.py` makes this page from
-`dlscale/course/contents.toml`.
+Each with the section that lets you run it; several share a number where a lecture says more in one place. `python
+tools/readme.py` makes this page from `dlscale/course/contents.toml`.
 """
+LECTURES = {  # by the letter of their items
+    "P": "Pedram, Lynch & Lauterbach",
+    "C": "Catanzaro",
+    "B": "Ben-Nun",
+    "J": "Notes on Jia et al.",
+    "E": "Hoefler",
+    "": "The course's own",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,19 +79,45 @@ def stored_claims(notebooks: Path | str) -> list[tuple[Claim, str]]:
     return made
 
 
-def claims_table_of(made: Iterable[tuple[Claim, str]], folder: str) -> Markdown:
-    """A table of claims with links to their notebooks, which stand in `folder`."""
-    rows = [[*claim.row(), f"[{name}]({folder}{name}.ipynb)"] for claim, name in made]
+def claims_table_of(made: Iterable[tuple[Claim, str]], folder: str, address: str = "") -> Markdown:
+    """A table of claims with links to their notebooks, which stand in `folder`; `address` stands before each, with {}
+    for its id."""
+    rows = [
+        [address.format(claim.id) + first, *rest, f"[{name}]({folder}{name}.ipynb)"]
+        for claim, name in made
+        for first, *rest in [claim.row()]
+    ]
     return table((*HEADINGS, "Notebook"), rows)
 
 
 def index(folder: str) -> Markdown:
-    """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
-    rows = []
-    for book in contents():
-        where = f"[{book.file.removesuffix('.ipynb')}]({folder}{book.file})" if book.available else book.title
-        rows += [[item.id, item.item, where, item.section or "in preparation"] for item in book.items]
-    return table(("", "Item", "Notebook", "Section"), rows)
+    """Tables of every item, lecture by lecture, with links to its section, which begin with `folder`."""
+    items = [(item, book) for book in contents() for item in book.items]
+    items.sort(key=lambda pair: [int(number) for number in re.findall(r"\d+", pair[0].id)])
+    parts = []
+    for letter, lecture in LECTURES.items():
+        rows = []
+        for item, book in items:
+            if item.id[:1] == letter:
+                section = f"[{item.section}]({folder}{book.file}#{slug(item.section)})"
+                rows.append([item.id, item.item, book.file[:2], section if book.available else "in preparation"])
+        parts.append(f"## {lecture}\n\n{table(('', 'Item', 'Notebook', 'Section'), rows)}")
+    return Markdown("\n\n".join(parts))
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower().replace(" ", "-"))
+
+
+def routes(folder: str) -> Markdown:
+    """Ways through the course, each with its minutes; links begin with `folder`."""
+    books, lines = {book.file[:2]: book for book in contents() if book.available}, []
+    for name, numbers in ROUTES.items():
+        way = [books[number] for number in numbers if number in books]
+        links = " → ".join(f"[{book.file[:2]} {book.title.partition(':')[0]}]({folder}{book.file})" for book in way)
+        lines.append(f"- **{name}** ({sum(book.minutes or 0 for book in way) / 60:.0f} hours): {links}")
+    return Markdown("\n".join(lines))
 
 
 def counts(made: Sequence[tuple[Claim, str]]) -> Markdown:
@@ -112,7 +152,7 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     Returns an exit status.
     """
     made, docs = stored_claims(notebooks), page.parent / "docs"
-    text = fill(page.read_text(encoding="utf-8"), "map", course_map("notebooks/"))
+    text = fill(page.read_text(encoding="utf-8"), "map", f"{routes('notebooks/')}\n\n{course_map('notebooks/')}")
     found = Counter(claim.verdict for claim, _ in made)
     total = ", ".join(f"{found[verdict]} *{verdict}*" for verdict in VERDICTS if found[verdict])
     text = fill(text, "counts", f"{len(made)} claims so far: {total}.")
@@ -120,7 +160,7 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     files = {
         page: text.encode(),
         docs / "start.png": picture(notebooks),
-        docs / "CLAIMS.md": f"{CLAIMS}\n{counts(made)}\n\n{claims_table_of(made, '../notebooks/')}\n".encode(),
+        docs / "CLAIMS.md": f"{CLAIMS}\n{counts(made)}\n\n{claims_table_of(made, '../notebooks/', ADDRESS)}\n".encode(),
         docs / "INDEX.md": f"{INDEX}\n{index('../notebooks/')}\n".encode(),
     }
     stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]
