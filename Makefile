@@ -13,32 +13,38 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .DEFAULT_GOAL := help
 PYTEST = $(BIN)/python -m pytest -n 2
 
-.PHONY: help lab check test notebooks bench book lock oldest clean
+.PHONY: help lab check test test-all notebooks bench book lock oldest clean
 
 help:  ## list these commands
-	@grep -hE '^[a-z]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z]+):.*## (.*)/make \1|\2/' | \
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/make \1|\2/' | \
 	    while IFS='|' read -r name text; do printf '  %-15s %s\n' "$$name" "$$text"; done
 
 lab: $(READY)  ## open the course in JupyterLab
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
-# The library's tests compile a thousand small programs and run each once or twice: optimising them costs a third of the
-# time. What runs stored results again, notebooks, what they suggest and trials of records, takes XLA as a reader has it,
-# and so does the smoke test of the oldest versions. A file stays with one worker, which compiles what its tests share;
-# they start in the order of their names: by the number of tests, the last would be those with few and long ones.
-check: export XLA_FLAGS += --xla_backend_optimization_level=0
-check: $(READY)  ## check style, walls and library: all but what runs stored results again
+# The library's tests compile thousands of small programs and run each once or twice: to optimise them, and to make them
+# by XLA's newer fusion emitters, would take three times as long. What runs stored results again, notebooks, what they
+# suggest and trials of records, takes XLA as a reader has it, and so does the smoke test of the oldest versions. A file
+# stays with one worker, which compiles what its tests share; they start in the order of their names: by the number of
+# tests, the last would be those with few and long ones. At most five minutes on two cores: a room's tests add no more
+# than 10 s, and the slowest are printed. A property that needs more has a small size here, its full one is `long`.
+check: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+check: $(READY)  ## check style, walls and library, in five minutes: all but what runs stored results again
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record"
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record and not long"
 
 # Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
-# compiled. Only this and `check` grow with the course: most of a notebook's time here is that of its own runs, twice, so
-# what shortens a notebook shortens this by more. A room's tests should add no more than 20 s; the slowest are printed.
-test: check  ## check all: also every notebook, cold and in a browser, what it suggests, and a trial of each record
-	$(PYTEST) --dist loadgroup -m "notebook or record"
+# compiled: as far as its first explorer, or, for `test-all`, to its end. What shortens a notebook shortens this.
+ONE = tests/test_notebooks.py tests/test_in_browser.py -k "$(ONLY)"
+test: $(if $(ONLY),$(READY),check)  ## check, and run every lesson cold and in a browser; ONLY=05_precision: that one alone
+	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE) -m "not long",-m "notebook and not long")
 
-notebooks: $(READY)  ## run the notebooks that changed, or whose library changed, and store their outputs
+test-all: $(if $(ONLY),$(READY),check)  ## test all: further notebooks, every control in a browser, what is suggested, records
+	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE),-m "notebook or record or long")
+
+notebooks: $(READY)  ## format and run the notebooks that changed, or whose library changed, and store their outputs
+	$(BIN)/ruff format --quiet notebooks
 	$(BIN)/python tools/notebooks.py
 
 bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import nbformat
 
+from notebooks import python  # tools/notebooks.py
+
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 
 
@@ -24,4 +26,4 @@ class Cells(UserDict):
             assert any(old in source for source in sources), f"no cell has {old!r}"
             sources = [source.replace(old, new) for source in sources]
         for source in sources:
-            exec(source, self.data)
+            exec(python(source), self.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from dlscale.course.contents import paths
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
@@ -49,15 +52,21 @@ def programs(tmp_path_factory) -> Path:
 
 
 def each_notebook(test):
-    """Run the test for each notebook, as `path`: with the marker `notebook`, all of one notebook in one worker."""
-    paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-    cases = [pytest.param(path, id=path.stem, marks=pytest.mark.xdist_group(path.stem)) for path in paths]
+    """Run the test for each notebook, as `path`, with the marker `notebook`, and for further notebooks `long`.
+
+    All of one notebook runs in one worker.
+    """
+    folder, cases = Path(__file__).parent.parent / "notebooks", []
+    for path in paths(folder):
+        marks = [pytest.mark.xdist_group(path.stem), *[pytest.mark.long] * (path.parent != folder)]
+        cases.append(pytest.param(path, id=path.stem, marks=marks))
     return pytest.mark.notebook(pytest.mark.parametrize("path", cases)(test))
 
 
 def suggested_by(notebook: str):
     """What a notebook suggests, on its own cells: as costly as the notebook, and beside it, in one worker."""
-    return lambda test: pytest.mark.notebook(pytest.mark.xdist_group(f"suggested by {notebook}")(test))
+    marks = [pytest.mark.notebook, pytest.mark.long, pytest.mark.xdist_group(f"suggested by {notebook}")]
+    return lambda test: functools.reduce(lambda test, mark: mark(test), marks, test)
 
 
 def _lacks(browser: str) -> None:

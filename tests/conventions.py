@@ -162,7 +162,7 @@ def experiments(notebook: Notebook) -> Iterator[str]:
 
 
 def exercises(notebook: Notebook) -> Iterator[str]:
-    room = notebook.path.stem.partition("_")[2]
+    room = notebooks.room(notebook.path.stem)
     entries = vars(import_module(f"dlscale.{room}.exercises")).items()
     known = {name for name, entry in entries if isinstance(entry, Exercise)}
     tags = [identity for _, identity in answers(notebook)]
@@ -225,11 +225,16 @@ def pictures(notebook: Notebook) -> Iterator[str]:
 
 
 def cards(notebook: Notebook) -> Iterator[str]:
-    """A card shows only as the last value of its cell, or by display()."""
+    """Each claim shows its card, once."""
+    where: dict[str, str] = {}
     for cell in notebook.code:
-        shown = sum(CLAIM_TYPE in output.get("data", {}) for output in cell.outputs)
-        if shown < (made := len(calls(cell, "claim"))):  # more in a loop
-            yield f"Cell {cell.id} makes {made} claims, but shows {shown} cards."
+        shown = [output.data[CLAIM_TYPE]["id"] for output in cell.outputs if CLAIM_TYPE in output.get("data", {})]
+        if len(shown) < (made := len(calls(cell, "claim"))):  # more in a loop
+            yield f"Cell {cell.id} makes {made} claims, but shows {len(shown)} cards."
+        for identity in shown:
+            if identity in where:
+                yield f"Cells {where[identity]} and {cell.id} show the card of {identity}."
+            where.setdefault(identity, cell.id)
 
 
 def closing(notebook: Notebook) -> Iterator[str]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import math
 import re
 import subprocess
 import sys
+from collections import Counter
+from datetime import date
+from itertools import chain
+from types import SimpleNamespace
 
 import conventions
+import jsonschema
 import nbformat
 import numpy as np
 import pytest
@@ -17,16 +23,18 @@ import readme  # tools/readme.py
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.formatters import DisplayFormatter
+from nbclient import NotebookClient
 
 import dlscale.__main__ as commands
+import notebooks  # tools/notebooks.py
 from dlscale import course
-from dlscale.course import claims
-from dlscale.course.contents import Item, Notebook, contents
+from dlscale.course import claims, markup
+from dlscale.course.contents import Item, Notebook, contents, paths
 from dlscale.lab.intervals import Interval
 
-STORED = sorted((commands.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = commands.ROOT / "notebooks"
 RULES = ("above", "below", "within", "between")
-OPTIONS = {"of", "samples", "chance", "scale", "history", "telling"}
+OPTIONS = {"of", "samples", "chance", "scale", "history", "telling", "frozen", "record"}
 
 # The files
 
@@ -43,15 +51,65 @@ def test_every_claim_is_complete():
         for old in entry.get("history", []):
             assert set(old) == {"date", "from", "to", "why"} and all(old.values()), identity
         assert identity.partition("-")[0] in rooms, identity
+        assert ("frozen" in entry) == ("record" in entry), identity
+        if "frozen" in entry:
+            assert date.fromisoformat(entry["frozen"]) and 8 <= entry["seeds"] <= 32, identity
+            assert identity in commands.experiments()[entry["record"]].confirms, identity
         assert all(entry[key].strip() for key in keys - {"threshold", "seeds"}), identity
         if entry["rule"] == "within":
             assert entry["threshold"] > 0, identity
 
 
+SCHEMA = json.loads((commands.ROOT / "data" / "claims.schema.json").read_text(encoding="utf-8"))
+
+
+def test_the_decided_claims_keep_their_schema():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    wrong = [f"{error.json_path}: {error.message[:200]}" for error in VALIDATOR.iter_errors(claims.decided())]
+    assert not wrong, wrong[:5]
+
+
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_refuses_a_claim_without_samples_or_of_an_unknown_verdict(samples, shown):
+    course.claim("sgd-between", range(5))
+    entry = notebooks.claim_entry("01_sgd", shown[0][0][claims.CLAIM_TYPE])
+    assert VALIDATOR.is_valid({"sgd-between": entry})
+    for change in ({"samples": None}, {"samples": [1.0]}, {"verdict": "perhaps"}, {"threshold": [1.0]}, {"more": 1}):
+        assert not VALIDATOR.is_valid({"sgd-between": entry | change}), change
+    assert not VALIDATOR.is_valid({"sgd-between": {key: entry[key] for key in entry if key != "status"}})
+
+
+def test_the_decided_claims_follow_from_their_samples_and_the_present_rules():
+    for identity, entry in claims.decided().items():
+        rule = claims.rules()[identity]
+        again = claims._decide(identity, rule, np.array(entry["samples"]))
+        assert again.verdict == entry["verdict"] and again.status == entry["status"], identity
+        assert [entry[end] for end in Interval._fields] == pytest.approx(list(again.interval), rel=1e-3, abs=1e-9), (
+            identity
+        )
+        card = {"id": identity, **entry}
+        present = notebooks.claim_entry(entry["notebook"], card) | {"versions": entry["versions"]}
+        assert present == entry, f"{identity}: store {entry['notebook']} again"
+
+
+def test_the_decided_claims_are_those_that_the_notebooks_decide():
+    found = {}
+    for path in paths(NOTEBOOKS):
+        outputs = (output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", []))
+        cards = [output.data[claims.CLAIM_TYPE] for output in outputs if claims.CLAIM_TYPE in output.get("data", {})]
+        decided = [card["id"] for card in cards if card["decided"]]
+        assert not set(decided) & set(found), f"{path.stem} decides what another notebook has decided"
+        found |= dict.fromkeys(decided, path.stem)
+    assert found == {identity: entry["notebook"] for identity, entry in claims.decided().items()}
+    assert found.keys() == claims.rules().keys(), "a rule that no notebook asks"
+
+
 def test_the_telling_claims_are_few_and_not_only_those_that_show():
     """The README shows them: some from each lecture that has claims, and as honest as the whole."""
     entries = claims.rules()
-    made = [claim for claim, _ in readme.stored_claims(STORED[0].parent) if entries[claim.id].get("telling")]
+    made = [claim for claim in readme.decided_claims() if entries[claim.id].get("telling")]
     assert sum("telling" in entry for entry in entries.values()) == len(made) <= 10
     for lecture in ("Pedram", "Catanzaro", "Ben-Nun", "Jia", "Hoefler"):
         assert any(lecture in claim.entry["source"] for claim in made), lecture
@@ -67,18 +125,18 @@ def test_contents_list_the_course_in_order():
         assert book.items or book.file.startswith("00"), f"{book.file} lists no items of the lectures"
 
 
-EACH = pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-
-
-@EACH
-def test_contents_agree_with_the_notebook(path):
-    opening = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
-    (book,) = (book for book in contents() if book.file == path.name)
-    assert book.available and opening.startswith(f"# {book.title}\n")
-    assert re.search(rf"\b{book.minutes} minutes\b.*\b{book.seconds} seconds\b", opening, re.DOTALL)
-    headings = {text for _, text in conventions.Notebook(nbformat.read(path, as_version=4), path).headings()}
-    for item in book.items:
-        assert item.section in headings, f"{item.item}: {path.name} has no section {item.section!r}"
+@pytest.mark.parametrize("book", [book for book in contents() if book.available], ids=lambda book: book.name)
+def test_contents_agree_with_the_notebooks(book):
+    for (title, file), times in zip(book.files.items(), (book, book.further), strict=False):
+        notebook = conventions.Notebook(nbformat.read(NOTEBOOKS / file, as_version=4), NOTEBOOKS / file)
+        prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        assert prose.startswith(f"# {title}\n")
+        opening = prose.partition("\n## ")[0]
+        assert re.search(rf"\b{times.minutes} minutes\b.*\b{times.seconds} seconds\b", opening, re.DOTALL)
+        headings = {text for _, text in notebook.headings()}
+        for item in book.items:
+            if item.further == (times is book.further):
+                assert item.section in headings, f"{item.item}: {file} has no section {item.section!r}"
 
 
 def test_course_map_links_what_is_available():
@@ -96,7 +154,8 @@ def test_the_index_finds_every_item_under_its_lecture():
         items = [(book, item) for book in contents() for item in book.items if item.id[:1] == name]
         assert part.startswith(readme.LECTURES[name]) and len([*filter(None, lines)]) == len(items)
         for book, item in items:
-            where = f"[{item.section}](notebooks/{book.file}#{readme.slug(item.section)})"
+            file = [*book.files.values()][item.further]
+            where = f"[{item.section}](notebooks/{file}#{readme.slug(item.section)})"
             row = f"| {item.id} | {item.item} | {book.file[:2]} | {where if book.available else 'in preparation'} |"
             assert row in lines
     assert readme.slug("3. Loss scaling, static and dynamic") == "3-loss-scaling-static-and-dynamic"
@@ -107,7 +166,7 @@ def test_the_index_finds_every_item_under_its_lecture():
 
 @pytest.fixture
 def samples(monkeypatch):
-    """Three small claims, one a rule, in place of the course's; none made yet."""
+    """Small claims, one for each rule, in place of the course's; none made yet."""
     entry = {"statement": "A | B <is> & true.", "source": "S 2018", "source_figure": "7 points"}
     entry |= {"measure": "a minus b", "unit": "points", "threshold": 1.0, "seeds": 5}
     table = {f"sgd-{rule}": entry | {"rule": rule} for rule in RULES}
@@ -163,37 +222,190 @@ def test_an_unknown_rule_is_named():
         claims.decide(Interval(0, 0, 0), "abov", 0)
 
 
-def test_a_card_carries_everything(samples):
-    made = course.claim("sgd-above", [2, 3, 4, 3, 3])
-    assert made.verdict == "shows" and made.interval.mean == 3 and made.id == "sgd-above"
-    bundle, _ = DisplayFormatter().format(made)  # as a notebook shows it
+@pytest.fixture
+def shown(monkeypatch):
+    """Bundle and metadata of each output, in order, as a notebook shows them."""
+    found = []
+    monkeypatch.setattr("IPython.display.display", lambda one: found.append(DisplayFormatter().format(one)))
+    return found
+
+
+def text_of(card: str) -> str:
+    """What is read of a card where all tags are gone, folded lines included."""
+    return html.unescape(re.sub(r"<[^>]*>", "", card))
+
+
+def test_a_card_shows_verdict_and_claim_then_the_numbers_then_the_rule_in_a_fold(samples, shown):
+    made = course.claim("sgd-above", [-2, 3, 4, 3, 3])
+    ((bundle, _),) = shown
     assert set(bundle) == {"text/html", "text/plain", claims.CLAIM_TYPE}
-    for text in ("S 2018", "7 points", "a minus b", "3 [2.12, 3.88] points, 5 seeds", "● shows"):
-        assert text in bundle["text/html"] and text in bundle["text/plain"], text
-    assert "A | B &lt;is&gt; &amp; true." in bundle["text/html"] and "A | B <is> & true." in bundle["text/plain"]
+    card, plain = bundle["text/html"], bundle["text/plain"]
+    assert "<b>A | B &lt;is&gt; &amp; true.</b>" in card
+    first, second, fold = (part.strip() for part in text_of(card).strip().split("\n", 2))
+    assert first == "◐ weak A | B <is> & true."
+    assert second == "Ours: 2.2 [−0.764, 5.16] points, 5 seeds. Source: 7 points (S 2018)."
+    assert card.index(second) < card.index("<details>") < card.index("a minus b")
+    assert "95 % interval lies above 1 points" in fold and "Exploratory: " in fold
+    assert plain.splitlines()[:2] == ["◐ weak: A | B <is> & true.", second]
+    assert max(map(len, plain.splitlines())) <= markup.WIDTH < max(map(len, fold.splitlines()))
     about = json.loads(json.dumps(bundle[claims.CLAIM_TYPE]))
-    assert about.pop("mean") == 3 and about.pop("low") == pytest.approx(2.122, abs=1e-3)
-    assert about.pop("high") == pytest.approx(3.878, abs=1e-3)
-    assert about == {"id": "sgd-above", "unit": "points", "seeds": 5, "verdict": "shows"}
+    assert [about.pop(end) for end in Interval._fields] == pytest.approx(list(made.interval))
+    assert about.pop("samples") == [-2, 3, 4, 3, 3]
+    rest = {"id": "sgd-above", "unit": "points", "seeds": 5, "verdict": "weak", "status": "exploratory"}
+    assert about == rest | {"decided": True}
 
 
-def test_a_card_says_whose_question_it_is_what_is_not_random_and_what_it_was_before(samples):
-    old = {"date": "2026-01-02", "from": "above 0", "to": "above 1", "why": "a walk does it, too"}
-    samples["sgd-above"] |= {"of": "ours", "chance": False, "samples": "nets", "scale": False, "history": [old]}
+def test_a_card_shows_once_though_it_is_the_last_value_or_displayed_again(samples, shown):
+    made = course.claim("sgd-above", range(5))
+    assert len(shown) == 1 and DisplayFormatter().format(made) == ({}, {})
+
+
+def test_a_card_shows_once_in_a_notebook():
+    """In a real kernel, at the end of a cell, in the middle, in a loop and by display()."""
+    samples = list(range(course.claims.rules()["sgd-root"]["seeds"]))
+    cell = f"for _ in range(2):\n    course.claim('sgd-root', {samples})\ndisplay(course.claim('sgd-root', {samples}))"
+    sources = [
+        "from dlscale import course",
+        f"course.claim('sgd-root', {samples})",
+        f"{cell}\ncourse.claim('sgd-root')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    NotebookClient(notebook, kernel_name="python3").execute()
+    assert [len(cell.outputs) for cell in notebook.cells] == [0, 1, 4]
+    assert all(claims.CLAIM_TYPE in output.data for cell in notebook.cells for output in cell.outputs)
+
+
+@pytest.mark.parametrize("verdict", claims.VERDICTS)
+def test_a_badge_can_be_read(verdict):
+    """The contrast that WCAG asks of small text."""
+    named = {"white": "#FFFFFF", "black": "#000000"}
+    _, *colours = claims.VERDICTS[verdict]
+    parts = [[int(named.get(colour, colour)[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in colours]
+    linear = np.where(np.array(parts) <= 0.04045, np.array(parts) / 12.92, ((np.array(parts) + 0.055) / 1.055) ** 2.4)
+    dark, light = sorted(linear @ [0.2126, 0.7152, 0.0722])
+    assert (light + 0.05) / (dark + 0.05) >= 4.5
+
+
+def test_a_card_says_whose_question_it_is_and_what_is_not_random(samples, shown):
+    ours = {"of": "ours", "source": "a control", "source_figure": "no number given"}
+    samples["sgd-above"] |= ours | {"chance": False, "samples": "nets", "scale": False}
     made = course.claim("sgd-above", [2, 3, 4, 3, 3])
     assert made.interval == (3, 2, 4) and made.verdict == "shows"  # all of them, not the interval of a mean
-    text = str(made)
-    assert "S 2018: (our question) 7 points" in text and "3 [2, 4] points, the least and the most of 5 nets" in text
-    assert "a minus b: all lie above 1 points" in text
-    assert "Before:  to 2026-01-02 “above 0”, then “above 1”: a walk does it, too" in text
-    shown = made._repr_mimebundle_()["text/html"]
-    assert shown.endswith("<b>Before:</b> to 2026-01-02 “above 0”, then “above 1”: a walk does it, too</details></div>")
-    assert made.row()[1] == "(our question) 7 points"
+    assert made.status == "counted"
+    assert made.row()[1:] == ["our question", "3 points, range 2 to 4, 5 nets", "shows", "counted"]
+    for text in (shown[0][0]["text/plain"], text_of(shown[0][0]["text/html"])):
+        assert "Ours: 3 points, range 2 to 4, 5 nets. Our question." in text
+        assert (
+            "the whole range lies above 1 points" in text and "Counted: " in text and "Background: a control." in text
+        )
+        assert "interval" not in text and "no number" not in text
     assert course.claim("sgd-above", [0, 0, 0, 0, 3]).verdict == "does not hold here"
-    assert "a minus b: the 95 % interval lies between 1 and 4 points" in str(course.claim("sgd-between", range(5)))
+    course.claim("sgd-between", range(5))
+    assert "the whole 95 % interval lies between 1 and 4 points" in " ".join(shown[-1][0]["text/plain"].split())
 
 
-def test_tables_of_the_claims_made(samples):
+def test_a_claim_without_samples_is_what_is_stored(samples, shown, monkeypatch):
+    made = course.claim("sgd-above", [2, 3, 4, 3, 3])
+    entry = notebooks.claim_entry("01_sgd", shown[0][0][claims.CLAIM_TYPE])
+    monkeypatch.setattr(claims, "decided", lambda: {"sgd-above": entry})
+    again = course.claim("sgd-above")
+    assert again.verdict == made.verdict and again.interval == pytest.approx(made.interval, rel=1e-5)
+    (first, _), (second, _) = shown
+    assert first["text/html"] == second["text/html"] and first["text/plain"] == second["text/plain"]
+    assert [card[claims.CLAIM_TYPE]["decided"] for card in (first, second)] == [True, False]
+    assert course.verdicts() == "sgd-above: shows"
+    with pytest.raises(ValueError, match="'sgd-below' is not decided yet"):
+        course.claim("sgd-below")
+    with pytest.raises(ValueError, match="Did you mean 'sgd-above'"):
+        course.claim("sgd-abov")
+
+
+def test_storing_a_notebook_renews_its_claims_and_no_others(samples, shown, monkeypatch, tmp_path):
+    monkeypatch.setattr(notebooks, "ROOT", tmp_path)
+    file = tmp_path / "data" / "results" / "claims.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    for rule, sample in {"above": 3, "below": 1, "within": 1 / 3}.items():
+        course.claim(f"sgd-{rule}", np.full(5, sample))
+    above, below, within = (
+        nbformat.v4.new_code_cell(outputs=[nbformat.v4.new_output("display_data", bundle)]) for bundle, _ in shown
+    )
+
+    def kept(name, *cells):
+        notebooks.keep_claims(nbformat.v4.new_notebook(cells=cells), name)
+        return {key: entry["notebook"] for key, entry in notebooks.kept_claims().items()}
+
+    assert kept("02_b", above) == {"sgd-above": "02_b"}
+    assert list(kept("01_a", below, within).items()) == [
+        ("sgd-below", "01_a"), ("sgd-within", "01_a"), ("sgd-above", "02_b"),
+    ]  # fmt: skip
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 5 and '"samples": [0.333333, ' in lines[2]
+    before = file.stat().st_mtime_ns
+    assert list(kept("01_a", below, within)) == ["sgd-below", "sgd-within", "sgd-above"]
+    assert file.stat().st_mtime_ns == before, "nothing new: left untouched"
+    assert list(kept("01_a", within)) == ["sgd-within", "sgd-above"], "gone from its notebook"
+    assert kept("03_c", within) == {"sgd-above": "02_b", "sgd-within": "03_c"}, "moved"
+    above.outputs[0].data[claims.CLAIM_TYPE]["decided"] = False
+    assert kept("01_a", above) == {"sgd-above": "02_b", "sgd-within": "03_c"}, "shown here, decided there"
+
+
+# Sentences and tables
+
+
+def test_a_sentence_stands_alone_and_answers_a_guess(shown):
+    guess = SimpleNamespace(question="What happens?", value=None)
+    course.say("It reaches **10 %** of $x^2$, 2 * 3 = 6.")
+    course.say("Nothing.", guess)
+    guess.value = "it learns"
+    course.say("Nothing.", guess)
+    asked = {"dlscale": {"guess": "What happens?"}}
+    assert shown == [
+        (
+            {
+                "text/markdown": "It reaches **10 %** of $x^2$, 2 * 3 = 6.",
+                "text/plain": "It reaches 10 % of x^2, 2 * 3 = 6.",
+            },
+            {},
+        ),
+        ({"text/markdown": "Nothing.", "text/plain": "Nothing."}, asked),
+        (
+            {
+                "text/markdown": "You said *it learns*. Measured: Nothing.",
+                "text/plain": "You said it learns. Measured: Nothing.",
+            },
+            asked,
+        ),
+    ]
+
+
+def test_a_table_is_real_and_its_plain_text_aligned(shown):
+    course.table(["way", "points"], [["a|b", 1.5], ["longer", "−2"]])
+    ((bundle, _),) = shown
+    assert bundle["text/markdown"] == "| way | points |\n| --- | --- |\n| a\\|b | 1.5 |\n| longer | −2 |"
+    assert bundle["text/plain"] == "way     points\n------  ------\na|b     1.5\nlonger  −2"
+
+
+WORDS = st.lists(st.text("abc −", max_size=60), min_size=3, max_size=3)
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_no_plain_table_is_wider_than_a_laptop_shows_and_none_loses_a_word(rows):
+    text = markup.aligned(["one", "two", "three"], rows)
+    assert max(map(len, text.splitlines())) <= markup.WIDTH
+    letters = [Counter(re.sub(r"[\s-]", "", part)) for part in (text, "".join(["onetwothree", *chain(*rows)]))]
+    assert letters[0] == letters[1]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(-26.16, "−26.2"), (1234.5, "1,230"), (0.0, "0"), (-0.00123456, "−0.00123"), (1.5e-7, "1.5e−07"), (100, "100")],
+)
+def test_numbers_are_short(value, text):
+    assert markup.number(value) == text
+
+
+def test_tables_of_the_claims_made(samples, shown):
     assert course.verdicts() == ""
     course.claim("sgd-within", np.zeros(5))
     course.claim("sgd-above", [-9, 9, 9, 9, 9])
@@ -202,8 +414,14 @@ def test_tables_of_the_claims_made(samples):
     verdicts = course.verdicts()
     assert repr(verdicts) == "sgd-within: not at this scale\nsgd-above: weak\nsgd-below: not at this scale"
     assert not hasattr(verdicts, "_repr_markdown_") and not hasattr(verdicts, "_repr_html_")
-    rows = course.claims_table().splitlines()
-    assert len(rows) == 5 and "A \\| B" in rows[2] and "3 [3, 3] points, 5 seeds" in rows[2] and "weak" in rows[3]
+    course.claims_table()
+    rows = shown[-1][0]["text/markdown"].splitlines()
+    assert (
+        len(rows) == 5
+        and "A \\| B" in rows[2]
+        and "3 [3, 3] points, 5 seeds" in rows[2]
+        and "weak | exploratory |" in rows[3]
+    )
 
 
 def test_bad_samples_are_refused(samples):
@@ -217,20 +435,27 @@ def test_bad_samples_are_refused(samples):
     assert course.verdicts() == ""
 
 
-def test_summary_is_a_list():
-    assert course.summary("one", "two")._repr_markdown_() == "- one\n- two"
+def test_summary_is_a_list(shown):
+    course.summary("one", "**two**")
+    assert shown == [({"text/markdown": "- one\n- **two**", "text/plain": "- one\n- two"}, {})]
 
 
 # The README and its pages
 
 
 @pytest.fixture
-def page(samples, monkeypatch, tmp_path):
-    samples["sgd-above"]["telling"] = True
+def page(samples, shown, monkeypatch, tmp_path):
+    samples["sgd-above"] |= {"telling": True, "history": [{"date": "D", "from": "F", "to": "T", "why": "W"}]}
+    samples["sgd-below"]["of"] = "ours"
     book = Notebook("01_sgd.ipynb", "T", "Q?", "L", (Item("P1", "A | loss", "S"),), True, 5, 6)
     for module in (sys.modules["dlscale.course.contents"], readme):
         monkeypatch.setattr(module, "contents", lambda: [book])
-    cards = [course.claim(f"sgd-{rule}", [2, 3, 4, 3, 3])._repr_mimebundle_() for rule in ("above", "below")]
+    for rule in ("above", "below"):
+        course.claim(f"sgd-{rule}", [2, 3, 4, 3, 3])
+    cards = [bundle[claims.CLAIM_TYPE] for bundle, _ in shown]
+    names = ("01_sgd", "01_sgd_further")
+    entries = {card["id"]: notebooks.claim_entry(name, card) for name, card in zip(names, cards, strict=True)}
+    monkeypatch.setattr(readme, "decided", lambda: entries)
     cells = [
         {"cell_type": "markdown", "source": "", "metadata": {}},
         {"cell_type": "code", "source": "", "metadata": {}, "outputs": [{"output_type": "stream", "text": ""}]},
@@ -240,7 +465,6 @@ def page(samples, monkeypatch, tmp_path):
             "metadata": {},
             "outputs": [
                 {"output_type": "display_data", "data": {"image/png": base64.b64encode(b"an early picture").decode()}},
-                *({"output_type": "execute_result", "data": card} for card in cards),
                 {"output_type": "display_data", "data": {"image/png": base64.b64encode(b"the last picture").decode()}},
             ],
         },
@@ -252,7 +476,7 @@ def page(samples, monkeypatch, tmp_path):
     return page
 
 
-ROW = r"| A \| B <is> & true. | 7 points | 3 [2.12, 3.88] points, 5 seeds | {} | [01_sgd]({}notebooks/01_sgd.ipynb) |"
+ROW = r"| A \| B <is> & true. | {} | 3 [2.12, 3.88] points, 5 seeds | {} | exploratory |"
 
 
 def test_the_readme_and_its_pages_are_renewed(page, capsys):
@@ -264,12 +488,15 @@ def test_the_readme_and_its_pages_are_renewed(page, capsys):
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# é\n<!-- counts:begin -->\n") and text.endswith("<!-- map:end -->\nend")
     assert "old" not in text and "[T](notebooks/01_sgd.ipynb)" in text
-    assert "2 claims so far: 1 *shows*, 1 *not at this scale*." in text
-    assert ROW.format("shows", "") in text and text.count("7 points") == 1, "only the telling one"
+    assert "Claims of the lectures (1): 1 *shows*. Questions of our own (1): 1 *not at this scale*." in text
+    assert "All together (2): 2 *exploratory*. After a first look, 1 of the 2 had their rule" in text
+    assert ROW.format("7 points", "shows") + " [01_sgd](notebooks/01_sgd.ipynb) |" in text
+    assert "not at this scale |" not in text, "only the telling one"
     everything = (page.parent / "docs" / "CLAIMS.md").read_text(encoding="utf-8")
-    for name, verdict in (("above", "shows"), ("below", "not at this scale")):
-        assert ROW.format(verdict, "../").replace("| A", f'| <a id="sgd-{name}"></a>A', 1) in everything
-    assert "| 01_sgd | 1 | 0 | 1 | 0 |\n| all | 1 | 0 | 1 | 0 |" in everything
+    assert '| <a id="sgd-above"></a>`sgd-above` ' + ROW.format("7 points", "shows") in everything
+    assert '| <a id="sgd-below"></a>`sgd-below` ' + ROW.format("our question", "not at this scale") in everything
+    assert "## [01_sgd_further](../notebooks/further/01_sgd_further.ipynb)" in everything
+    assert "1 times</summary>\n\n- `sgd-above`, D: “F”, then “T”: W\n\n</details>" in everything
     item = r"| P1 | A \| loss | 01 | [S](../notebooks/01_sgd.ipynb#s) |"
     assert item in (page.parent / "docs" / "INDEX.md").read_text(encoding="utf-8")
     (page.parent / "docs" / "CLAIMS.md").write_text("by hand")
@@ -295,8 +522,8 @@ def test_a_readme_without_a_place_is_refused(page):
 
 def test_a_stored_claim_that_is_gone_is_named(page, samples):
     del samples["sgd-above"]
-    with pytest.raises(ValueError, match=r"01_sgd\.ipynb.*'sgd-above'"):
-        readme.stored_claims(page.parent)
+    with pytest.raises(ValueError, match=r"claims\.json 'sgd-above'"):
+        readme.decided_claims()
 
 
 def test_a_light_import():

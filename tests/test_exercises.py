@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlscale.__main__ as commands
+from dlscale.course.contents import paths
 from dlscale.course.exercises import Exercise, compare, shorten
 
-EACH = pytest.mark.parametrize(
-    "path", sorted((commands.ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
-)
+EACH = pytest.mark.parametrize("path", paths(commands.ROOT / "notebooks"), ids=lambda path: path.stem)
 
 
 def reference(exercise: Exercise) -> object:

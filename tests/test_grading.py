@@ -204,6 +204,25 @@ def test_blank_reference_and_wrong_answers(grade, reference):
     assert rows["wrong"]["notebook"] == "01_demo"
 
 
+def test_a_further_notebook_is_graded_by_its_own_name(grade, reference, notebook):
+    """Wherever it lies, and though the lesson's name is part of its own."""
+    ids = ("demo-number", "demo-pair")
+    (grade.pristine / "further").mkdir()
+    further = notebook({identity: BLANKS[identity] for identity in ids})
+    nbformat.write(further, grade.pristine / "further" / "01_demo_further.ipynb")
+    for file in ("further/01_demo_further", "ann_01_demo_further", "ann_01_demo"):
+        path = grade.folder / "ann" / f"{file}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own = reference if file == "ann_01_demo" else {identity: reference[identity] for identity in ids}
+        nbformat.write(notebook(own), path)
+    found = {row["file"]: (row["notebook"], row["total"], row["demo-double"]) for row in grade().values()}
+    assert found == {
+        "ann/ann_01_demo.ipynb": ("01_demo", "3", "1"),
+        "ann/ann_01_demo_further.ipynb": ("01_demo_further", "2", ""),
+        "ann/further/01_demo_further.ipynb": ("01_demo_further", "2", ""),
+    }
+
+
 def run_cell(source: str, value: str = "n") -> str:
     return f"{source}\nexercises.ID.check({value})"
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from cells import Cells
+from conftest import suggested_by
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize, stats
@@ -470,6 +471,7 @@ def test_who_ties_shares_the_win_whoever_is_listed_first():
     assert found["winner_again"]({"a": a, "b": b}, honest.Rule(99.0)) == {}
 
 
+@suggested_by("14_honest_benchmarks")
 @pytest.mark.parametrize("target", [55.0, 56.0])
 def test_a_target_that_some_never_reach(target):
     luck = ("honest-race-read", "honest-trick-plumbing", "honest-live", "honest-crossing-hand", "honest-live-target")

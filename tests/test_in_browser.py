@@ -1,7 +1,8 @@
 """Each notebook in JupyterLab in a real browser: what only a browser can tell.
 
-All cells run there, every control has a name, is reached and moved by keyboard, and picture and caption follow in the
-page. That every end of every control works was seen before, without a browser (`extremes.check`).
+Its cells run there, a control has a name, is reached and moved by keyboard, and picture and caption follow in the page:
+one of the first explorer, and for `make test-all` every one. That every end of every control works was seen before,
+without a browser (`extremes.check`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,31 @@ def page(address, chromium):
         yield page
 
 
+def standing(cell):
+    """Whether what is stored of the cell is an explorer: a picture with its sentence."""
+    shown = [output.get("data", {}) for output in cell.get("outputs", [])]
+    return any("image/png" in data and data.get("text/plain") for data in shown)
+
+
+@each_notebook
+def test_the_first_explorer_by_keyboard(path, folder, address, page):
+    notebook = nbformat.read(path, as_version=4)
+    first = next((number for number, cell in enumerate(notebook.cells) if standing(cell)), None)
+    assert first is not None, "no explorer is stored: run `make notebooks`"
+    del notebook.cells[first + 1 :]
+    nbformat.write(notebook, folder / f"beginning_of_{path.name}")
+    with lab.opened(page, address.format(f"beginning_of_{path.name}")) as notebook:
+        assert notebook.errors() == []
+        if sliders := notebook.sliders():
+            check_slider(notebook, sliders[0])
+        else:
+            check_menu(notebook, notebook.menus()[0])
+
+
+@pytest.mark.long
 @each_notebook
 def test_every_control_by_keyboard(path, address, page):
-    with lab.opened(page, address.format(path.name)) as notebook:
+    with lab.opened(page, address.format(path.relative_to(FOLDER).as_posix())) as notebook:
         assert notebook.errors() == []
         assert notebook.sliders()
         for slider in notebook.sliders():
@@ -342,9 +365,11 @@ def test_the_saved_notebook_holds_pictures_alone_and_a_second_tab_moves_by_itsel
     notebook.page.evaluate("dlscale.notebook().context.save()")
     saved = nbformat.read(live, as_version=4)
     assert list(conventions.outputs(conventions.Notebook(saved, live))) == []
-    alts = [output.metadata["image/png"]["alt"] for cell in saved.cells[1:3] for output in cell.outputs]
-    assert alts[0] == "rising 10"
-    assert len(alts) == 2
+    outputs = [output for cell in saved.cells[1:3] for output in cell.outputs]
+    assert [[*output.data] for output in outputs] == 2 * [["image/png", "text/plain"], ["text/html", "text/plain"]]
+    assert outputs[0].metadata["image/png"]["alt"] == "rising 10"
+    assert "rising 10 <em>Run this cell to move: &lt;b&gt;n&lt;/b&gt;, kind." in outputs[1].data["text/html"]
+    assert not notebook.page.locator(".dlscale-still").first.is_visible()
     tab = notebook.page.context.browser.new_page()
     tab.add_init_script(lab.SCRIPT)
     tab.goto(address.format(live.name).replace("&reset", ""), wait_until="domcontentloaded")
@@ -393,3 +418,29 @@ def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, pag
         assert told(notebook) == "rising 0"
         notebook.press(slider, "ArrowRight")
         assert told(notebook) == "rising 1"
+
+
+QUESTION = """
+from dlscale import course
+from dlscale.page import widgets
+---
+guess = widgets.predict("Which one?", ["the first", "the second", "the third"])
+---
+course.say("It is the **third**.", guess=guess)
+"""
+
+
+@pytest.mark.notebook
+def test_a_prediction_is_made_by_keyboard_and_answered(folder, address, page):
+    path = written(folder / "question.ipynb", *map(str.strip, QUESTION.split("---")))
+    with lab.opened(page, address.format(path.name)) as notebook:
+        assert notebook.errors() == []
+        group = page.get_by_role("group", name="Which one?")
+        group.get_by_role("radio").first.focus()
+        for option, key in (("the first", "Space"), ("the second", "ArrowDown"), ("the third", "ArrowDown")):
+            page.keyboard.press(key)
+            group.get_by_role("status").get_by_text(f"Noted: {option}").wait_for()
+            assert group.get_by_role("radio", name=option).evaluate("radio => document.activeElement === radio")
+        page.evaluate("dlscale.notebook().content.activeCellIndex = 2")
+        page.evaluate("() => { jupyterapp.commands.execute('notebook:run-cell'); }")
+        page.get_by_text("You said the third. Measured: It is the third.").wait_for()

@@ -14,6 +14,7 @@ from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import notebooks  # tools/notebooks.py
 from dlscale.learning_rate import Ride, exercises
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_learning_rate.ipynb"
@@ -216,14 +217,17 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+MORE = ("a climb and a cosine", "half of it", "too large")  # each trains for as long as the first and the constant one
+
+
+@pytest.mark.parametrize("shape", [pytest.param(s, marks=[pytest.mark.long] * (s in MORE)) for s in SHAPES])
 def test_only_rates_that_beat_the_constant_one_on_fresh_seeds_are_right(shape):
     rates, right = SHAPES[shape]
     judged, line = exercises.beat.judge(rates)
     assert judged is right, line
 
 
-@pytest.mark.parametrize("rate", [1 / 64, 1 / 16])
+@pytest.mark.parametrize("rate", [1 / 64, pytest.param(1 / 16, marks=pytest.mark.long)])
 def test_the_constant_rate_to_beat_is_the_best_of_its_grid(rate):
     best, other = exercises._accuracies(np.full(744, rate), range(980, 990)).mean(1)
     assert other < best
@@ -250,7 +254,7 @@ def run_cells(names: str, edits: dict[str, str]) -> dict:
         assert found or old in LIGHT, f"no cell has {old!r}"
         sources |= {name: sources[name].replace(old, new) for name in found}
     for source in sources.values():
-        exec(source, namespace)
+        exec(notebooks.python(source), namespace)
     return namespace
 
 
@@ -286,6 +290,7 @@ def test_a_comparison_that_is_suggested_runs(name, monkeypatch, capsys):
     assert all(np.isfinite(found["tested"](arm)).all() for arm in found["arms"])
 
 
+@suggested_by("03_learning_rate")
 def test_cross_entropy_in_section_2_does_not_stay_at_the_line(monkeypatch):
     monkeypatch.setenv("DLSCALE_CACHE", "off")
     body = CELLS["23"][CELLS["23"].index("    error = ") :]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import Cells
+from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -465,6 +466,7 @@ SUGGESTED_PLAN = "my_plan = recomputation.optimal_plan(chain, 6).items"
 SECTION_4 = ("01", "03", "15", "16", "17", "41", "83", "84", "85")
 
 
+@suggested_by("07_recomputation")
 def test_wider_layers_are_forgotten():
     again = []
     for changes in ({}, {'"pool", 64, 64, 64': '"pool", 128, 128, 128'}):
@@ -473,6 +475,7 @@ def test_wider_layers_are_forgotten():
     assert again[1][2:5].sum() > again[0][2:5].sum()
 
 
+@suggested_by("07_recomputation")
 def test_a_batch_of_one_saves_less():
     named = cells("01", "15", "16", "41", "83", *map(str, range(120, 127)), "129", changes={"half(16,": "half(1,"})
     weights, _, kept, inputs, _ = named["pair"]("plain", 26)
@@ -494,7 +497,7 @@ BLOCKS = (
 )
 
 
-@pytest.mark.parametrize("way", ["plain", "lean, pre-activation"])
+@pytest.mark.parametrize("way", ["plain", pytest.param("lean, pre-activation", marks=pytest.mark.long)])
 def test_the_operations_of_blocks_add_up_to_those_of_the_program(way):
     named = cells(*BLOCKS, changes={"26: (2, 2, 2, 2)": "8: (1, 1)", "224, 224": "64, 64"})
     layers, shapes = named["resnet"](way, (1, 1))

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import dlscale.__main__ as commands
-from dlscale.course import records, sources
+from dlscale.course import claims, records, sources
 from dlscale.course.records import Experiment
+from dlscale.course.rules import frozen_hash
 from dlscale.page import recording
 
 calls: list[dict] = []
@@ -149,6 +150,104 @@ def test_a_damaged_record_says_how_to_mend_it(content, tmp_path):
         records.read("toy-rates", tmp_path)
 
 
+# Confirming: a rule that is frozen, a run that follows, seeds that nobody has seen.
+
+RULE = {"statement": "S", "measure": "M", "unit": "points", "rule": "above", "threshold": 0.0, "seeds": 8}
+RULE |= {"frozen": "2026-11-27", "record": "toy-rates"}
+SECOND = 20_000
+
+
+def confirming(tune=range(8, 10), test=range(SECOND, SECOND + 8), identity="toy-rates"):
+    def plan(run):
+        run([{"rate": 0.1, "seed": seed, "judged_on": "validation"} for seed in tune])
+        run([{"rate": 0.1, "seed": seed, "judged_on": "test"} for seed in test])
+
+    def judged(rate, seed, judged_on):
+        return trial(rate, seed)
+
+    return Experiment(identity, "", judged, plan, TOY.tolerance, confirms=("toy-claim",))
+
+
+@pytest.fixture
+def rule(monkeypatch):
+    entry = dict(RULE)
+    monkeypatch.setattr(records, "fingerprint", lambda chosen: "code")
+    monkeypatch.setattr(records, "rules", lambda: {"toy-claim": entry})
+    monkeypatch.setattr(claims, "rules", lambda: {"toy-claim": entry})
+    return entry
+
+
+def status(entry, folder, monkeypatch):
+    monkeypatch.setattr(records, "results_folder", lambda: folder)
+    return claims.status("toy-claim", entry)
+
+
+def test_a_frozen_rule_run_once_on_reserved_seeds_is_confirmed(rule, tmp_path, monkeypatch):
+    assert status(rule, tmp_path, monkeypatch) == "exploratory", "frozen, not run yet"
+    records.execute(confirming(), tmp_path)
+    assert records.frozen(tmp_path / "toy-rates.json") == {"toy-claim": frozen_hash(RULE)}
+    records.execute(TOY_ELSEWHERE, tmp_path)
+    assert status(rule, tmp_path, monkeypatch) == "confirmed"
+    assert status(rule | {"chance": False}, tmp_path, monkeypatch) == "counted"
+    assert status({key: rule[key] for key in rule if key != "frozen"}, tmp_path, monkeypatch) == "exploratory"
+    assert claims.status("another-claim", rule) == "exploratory"
+
+
+TOY_ELSEWHERE = replace(TOY, id="toy-elsewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"statement": "T"}, {"measure": "N"}, {"unit": "%"}, {"rule": "below"}, {"threshold": 0.5}, {"seeds": 9},
+        {"samples": "nets"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_rule_changed_after_its_freeze_is_exploratory_again(change, rule, tmp_path, monkeypatch):
+    records.execute(confirming(), tmp_path)
+    assert status(rule | {"source": "U", "telling": True}, tmp_path, monkeypatch) == "confirmed", "decides nothing"
+    assert status(rule | change, tmp_path, monkeypatch) == "exploratory"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "other", "outcome"),
+    [
+        ({"tune": range(SECOND + 8, SECOND + 10)}, None, "confirmed"),
+        ({"tune": range(SECOND + 7, SECOND + 9)}, None, "exploratory"),
+        ({"test": range(records.RESERVED - 1, records.RESERVED + 7)}, None, "exploratory"),
+        ({"test": ()}, None, "exploratory"),
+        ({}, {"test": range(SECOND + 8, SECOND + 16)}, "confirmed"),
+        ({}, {"test": range(SECOND + 7, SECOND + 15)}, "exploratory"),
+        ({}, {"tune": (SECOND,), "test": range(30_000, 30_008)}, "exploratory"),
+    ],
+    ids=["tuned on its own", "tuned on one that decides", "not reserved", "nothing decides", "others have others",
+         "another decides by one of them", "another tunes on one of them"],
+)  # fmt: skip
+def test_only_reserved_seeds_that_nobody_else_has_confirm(seeds, other, outcome, rule, tmp_path, monkeypatch):
+    records.execute(confirming(**seeds), tmp_path)
+    if other:
+        records.execute(replace(confirming(**other, identity="toy-other"), confirms=()), tmp_path)
+    assert status(rule, tmp_path, monkeypatch) == outcome
+
+
+@pytest.mark.parametrize("without", ["frozen", "record"])
+def test_a_run_confirms_no_rule_that_is_not_frozen_for_it(without, rule, tmp_path):
+    del rule[without]
+    with pytest.raises(ValueError, match="'toy-claim' is not frozen for 'toy-rates': give its entry"):
+        records.execute(confirming(), tmp_path)
+    assert not calls
+
+
+def test_trials_made_before_a_rule_was_changed_are_not_mixed_in(rule, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        records.execute(confirming(), tmp_path, lambda done, planned: (_ for _ in ()).throw(KeyboardInterrupt))
+    rule["threshold"] = 0.5
+    calls.clear()
+    records.execute(confirming(), tmp_path)
+    assert len(calls) == 10
+
+
 def wait_for(condition):
     for _ in range(12_000):  # long: a busy machine is not wrong
         if condition():
@@ -225,7 +324,7 @@ def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
 def test_every_record_belongs_to_an_experiment():
     listed = (commands.ROOT / "data" / "README.md").read_text(encoding="utf-8")
     assert all(f"| `results/{name}.json` |" in listed for name in STORED)
-    assert {path.name for path in records.results_folder().glob("*.json")} == {f"{name}.json" for name in STORED}
+    assert {path.name for path in records.results_folder().glob("*-*.json")} == {f"{name}.json" for name in STORED}
 
 
 @EACH
@@ -236,6 +335,16 @@ def test_a_stored_record_was_made_by_the_present_code(chosen):
     assert all(trial.measures.keys() == chosen.tolerance.keys() for trial in record.trials)
     settings = [json.dumps(trial.setting, sort_keys=True) for trial in record.trials]
     assert len(settings) == len(set(settings))
+
+
+def test_reserved_seeds_are_for_confirming_and_each_for_one_record():
+    owners: dict[int, str] = {}
+    for path in sorted(records.results_folder().glob("*-*.json")):
+        confirming = STORED[path.stem].confirms
+        assert set(records.frozen(path)) == set(confirming), path.stem
+        for seed in records.reserved_seeds(path):
+            assert confirming, f"{path.stem} confirms nothing, but has seed {seed}"
+            assert owners.setdefault(seed, path.stem) == path.stem, f"{path.stem} shares seed {seed}"
 
 
 @pytest.mark.record

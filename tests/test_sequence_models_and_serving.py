@@ -470,7 +470,7 @@ def listening(rule=Rule(4, 0.0, 8), work=lambda sounds: [{"heard": str(len(s))} 
         yield box[0]
     finally:
         stop[0].call_soon_threadsafe(stop[1].set)
-        thread.join(30)
+        thread.join(600)
         assert not thread.is_alive()
 
 
@@ -478,7 +478,7 @@ async def talk(port, data, count):
     """Send bytes, and return so many answers."""
     reader, writer = await asyncio.open_connection(command.HOST, port)
     writer.write(data)
-    found = [json.loads(await asyncio.wait_for(reader.readline(), 20) or "null") for _ in range(count)]
+    found = [json.loads(await asyncio.wait_for(reader.readline(), 600) or "null") for _ in range(count)]
     writer.close()
     return found
 
@@ -520,18 +520,25 @@ def test_more_requests_than_there_is_room_for_are_refused_none_is_lost():
     go = threading.Event()
 
     def work(sounds):
-        go.wait(20)
+        go.wait()
         return [{"heard": "a"}] * len(sounds)
 
     async def flood(port):
-        asyncio.get_running_loop().call_later(0.5, go.set)
-        return await talk(port, b"".join(command.request(i, np.zeros(300, np.int16)) for i in range(40)), 40)
+        reader, writer = await asyncio.open_connection(command.HOST, port)
+        writer.writelines(command.request(i, np.zeros(300, np.int16)) for i in range(40))
+        found = []
+        for number in range(40):
+            if number == 28:  # of those in work and those who wait, 12 at most, none has an answer
+                go.set()
+            found.append(json.loads(await reader.readline()))
+        writer.close()
+        return found
 
     with listening(Rule(4, 0.0, 8), work) as port:
         found = asyncio.run(flood(port))
     assert sorted(one["id"] for one in found) == list(range(40))
     heard = [one for one in found if "heard" in one]
-    assert 8 <= len(heard) <= 12 and all("try again" in one["error"] for one in found if "error" in one)
+    assert 9 <= len(heard) <= 12 and all("try again" in one["error"] for one in found if "error" in one)
 
 
 def test_too_many_connections_are_told(port):
@@ -551,11 +558,12 @@ def test_the_load_counts_from_when_a_request_was_due(port):
 
 
 def test_a_bench_prints_the_latency_of_those_who_were_answered(monkeypatch, capsys, tmp_path):
+    # four requests in two seconds have room, whatever the machine does
     slow = lambda sounds: time.sleep(0.02) or [{"heard": "a"} for _ in sounds]  # noqa: E731
     with listening(Rule(1, 0.0, 4), slow) as port:
         started = contextlib.nullcontext(command.Running([port], {1: 0.02}))
         monkeypatch.setattr(command, "running", lambda model, rules: started)
-        assert command.main(["--model", str(saved(tmp_path)), "--bench", "--rates", "5", "400"]) == 0
+        assert command.main(["--model", str(saved(tmp_path)), "--bench", "--rates", "2", "400"]) == 0
     sizes, heads, calm, busy = capsys.readouterr().out.splitlines()
     assert sizes == "a batch of 1: 20.0 ms" and heads.split()[:4] == ["max", "batch", "wait", "ms"]
     assert float(calm.split()[3]) > 20 and calm.split()[-1] == "0" and int(busy.split()[-1]) > 0

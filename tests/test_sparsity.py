@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.sparse
+from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -595,6 +596,7 @@ def test_other_weights_under_the_same_mask():
     assert 0 < np.count_nonzero(follow(rising, 40)) < 200
 
 
+@suggested_by("06_sparsity")
 def test_twice_the_steps_and_connections_that_may_all_move(monkeypatch, capsys):
     changes = {
         "360, 4": "720, 4",
@@ -610,6 +612,7 @@ def test_twice_the_steps_and_connections_that_may_all_move(monkeypatch, capsys):
     assert left <= round(found["erk"](0.05)["dense1"] * 196 * 64)
 
 
+@suggested_by("06_sparsity")
 def test_other_blocks():
     changes = {
         "BLOCKS = 512, 128": "BLOCKS = 256, 8",

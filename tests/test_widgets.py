@@ -78,8 +78,9 @@ def pixels(picture: bytes) -> np.ndarray:
 
 def test_the_cell_holds_nothing_but_the_first_picture_and_its_sentence(shown):
     explore()
-    ((bundle, metadata),) = shown
+    ((bundle, metadata), (still, _)) = shown
     assert metadata == {"image/png": {"alt": "slope 2.0, plain"}}
+    assert '<p class="dlscale-still">slope 2.0, plain <em>Run this cell to move: slope, kind.' in still["text/html"]
     assert set(bundle) == {"image/png", "text/plain"}
     assert bundle["text/plain"] == "slope 2.0, plain"
     assert pixels(bundle["image/png"]).shape == (340, 720, 3)
@@ -305,7 +306,10 @@ def test_an_explorer_needs_no_control(shown):
     assert isinstance(widgets.explorers[0].figure, Figure)
 
 
-def test_a_prediction_starts_open(shown):
+def test_a_prediction_starts_open_and_the_saved_file_keeps_the_question(shown):
     guess = widgets.predict("Which <one>?", ["a", "b"])
-    assert guess.value is None
-    assert "Which &lt;one&gt;?" in shown[-1][0].children[0].value
+    assert (guess.value, guess.question, guess.options) == (None, "Which <one>?", ["a", "b"])
+    assert shown[-1][0]["text/markdown"] == "**Which <one>?**\n\n- a\n- b"
+    assert shown[-1][0]["text/plain"] == "Which <one>?\n( ) a\n( ) b"
+    with pytest.raises(ValueError, match="at least two options, not \\['a'\\]"):
+        widgets.predict("Which?", ["a"])

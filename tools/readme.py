@@ -1,7 +1,8 @@
-"""Renew the tables and the picture of README.md, and the pages in docs/, from the stored notebooks.
+"""Renew the tables and the picture of README.md, and the pages in docs/.
 
 The README shows the map of the notebooks, how many claims have each verdict, and the claims marked `telling`;
-docs/CLAIMS.md shows every claim, docs/INDEX.md every item of the lectures.
+docs/CLAIMS.md shows every claim of data/results/claims.json and what its rule was before, docs/INDEX.md every item of
+the lectures. The picture is one that the first notebook stores.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import base64
 import json
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from dlscale.course.claims import CLAIM_TYPE, HEADINGS, VERDICTS, Claim, rules
+from dlscale.course.claims import HEADINGS, STATUSES, VERDICTS, Claim, decided, rules
 from dlscale.course.contents import contents, course_map
-from dlscale.course.markup import Markdown, table
+from dlscale.course.markup import Markdown, markdown_table
 from dlscale.lab.checks import known
-from dlscale.lab.intervals import Interval
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,13 +28,17 @@ ROUTES = {  # notebooks by number
     "Systems": ("00", "07", "08", "09", "10", "11", "12", "16"),
     "Precision and sparsity": ("00", "01", "05", "06", "11", "12"),
 }
-ADDRESS = '<a id="{}"></a>'
 CLAIMS = """# Every claim of the course
 
-Each is decided by a rule that was written before its run and stands in `claims.toml` of its notebook's room, under
-`dlscale/`. A claim shows where the whole interval keeps the rule, and is weak where only the mean does. Those that do
-not show stay. `python tools/readme.py` makes this page from the outputs that the notebooks store.
-"""
+Each is decided by a rule, in `claims.toml` of its notebook's room, under `dlscale/`. A claim *shows* where the whole
+interval keeps the rule, and is *weak* where only the mean does. Those that do not show stay. In brackets stands the
+95 % interval of the mean. Where nothing is random, the range stands in its place.
+
+- *Exploratory*: {exploratory}. What changed stands under each table.
+- *Confirmed*: {confirmed}.
+- *Counted*: {counted}.
+
+`python tools/readme.py` makes this page from `data/results/claims.json`.""".format(**STATUSES)
 INDEX = """# Every item of the lectures
 
 Each with the section that lets you run it; several share a number where a lecture says more in one place. `python
@@ -58,36 +61,47 @@ def main(arguments: list[str] | None = None) -> int:
     return renew(ROOT / "README.md", ROOT / "notebooks", options.check)
 
 
-def _stored(notebook: Path, kind: str) -> list[Any]:
-    """What the cells of a notebook show in this MIME type, in order."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    return [data[kind] for data in shown if kind in data]
+def decided_claims() -> list[Claim]:
+    """The claims of claims.json, in the order of the course. Raises ValueError for one that no `claims.toml` knows."""
+    return [Claim.stored(known("claim in claims.json", key, rules()), entry) for key, entry in decided().items()]
 
 
-def stored_claims(notebooks: Path | str) -> list[tuple[Claim, str]]:
-    """The claims whose cards are stored in the notebooks of a folder, in order, each with its notebook's name.
-
-    Raises ValueError for a stored claim that no `claims.toml` knows.
-    """
-    entries, made = rules(), []
-    for path in sorted(Path(notebooks).glob("*.ipynb")):
-        for card in _stored(path, CLAIM_TYPE):
-            entry = entries[known(f"claim, stored in {path.name},", card["id"], entries)] | card
-            interval = Interval(card["mean"], card["low"], card["high"])
-            made.append((Claim(card["id"], entry, interval, card["verdict"]), path.stem))
-    return made
+def link(notebook: str, folder: str) -> str:
+    """A link to a notebook by its name; `folder` is that of the lessons."""
+    return f"[{notebook}]({folder}{'further/' if notebook.endswith('_further') else ''}{notebook}.ipynb)"
 
 
-def claims_table_of(made: Iterable[tuple[Claim, str]], folder: str, address: str = "") -> Markdown:
-    """A table of claims with links to their notebooks, which stand in `folder`; `address` stands before each, with {}
-    for its id."""
-    rows = [
-        [address.format(claim.id) + first, *rest, f"[{name}]({folder}{name}.ipynb)"]
-        for claim, name in made
-        for first, *rest in [claim.row()]
-    ]
-    return table((*HEADINGS, "Notebook"), rows)
+def tally(made: Sequence[Claim]) -> str:
+    """How many claims of the lectures, and questions of our own, have each verdict; how many have each status."""
+    parts = {
+        "Claims of the lectures": ([claim.verdict for claim in made if not claim.is_ours], VERDICTS),
+        "Questions of our own": ([claim.verdict for claim in made if claim.is_ours], VERDICTS),
+        "All together": ([claim.status for claim in made], STATUSES),
+    }
+    return " ".join(
+        f"{what} ({len(found)}): {', '.join(f'{found.count(name)} *{name}*' for name in names if name in found)}."
+        for what, (found, names) in parts.items()
+        if found
+    )
+
+
+def claims_page(made: Sequence[Claim], folder: str) -> str:
+    """docs/CLAIMS.md: a table for each notebook, and the rules that its claims had before in a fold."""
+    sections = [CLAIMS, tally(made)]
+    for notebook, group in groupby(made, key=lambda claim: claim.entry["notebook"]):
+        own = list(group)
+        rows = [[f'<a id="{claim.id}"></a>`{claim.id}`', *claim.row()] for claim in own]
+        sections += [f"## {link(notebook, folder)}", tally(own), markdown_table(("Id", *HEADINGS), rows)]
+        if changes := [change for claim in own for change in history(claim.id)]:
+            sections += [f"<details><summary>What changed after a first look: {len(changes)} times</summary>"]
+            sections += ["\n".join(changes), "</details>"]
+    return "\n\n".join(sections) + "\n"
+
+
+def history(identity: str) -> list[str]:
+    """The rules that a claim had before, as items of a list."""
+    before = rules()[identity].get("history", ())
+    return [f"- `{identity}`, {{date}}: “{{from}}”, then “{{to}}”: {{why}}".format(**old) for old in before]
 
 
 def index(folder: str) -> Markdown:
@@ -99,9 +113,10 @@ def index(folder: str) -> Markdown:
         rows = []
         for item, book in items:
             if item.id[:1] == letter:
-                section = f"[{item.section}]({folder}{book.file}#{slug(item.section)})"
-                rows.append([item.id, item.item, book.file[:2], section if book.available else "in preparation"])
-        parts.append(f"## {lecture}\n\n{table(('', 'Item', 'Notebook', 'Section'), rows)}")
+                file = [*book.files.values()][item.further] if book.available else ""
+                section = f"[{item.section}]({folder}{file}#{slug(item.section)})" if file else "in preparation"
+                rows.append([item.id, item.item, book.file[:2], section])
+        parts.append(f"## {lecture}\n\n{markdown_table(('', 'Item', 'Notebook', 'Section'), rows)}")
     return Markdown("\n\n".join(parts))
 
 
@@ -120,18 +135,12 @@ def routes(folder: str) -> Markdown:
     return Markdown("\n".join(lines))
 
 
-def counts(made: Sequence[tuple[Claim, str]]) -> Markdown:
-    """A table of how many claims of each notebook, and of all, have each verdict."""
-    found = {name: [claim.verdict for claim, other in made if other == name] for _, name in made}
-    found["all"] = [claim.verdict for claim, _ in made]
-    rows = [[name, *(str(verdicts.count(verdict)) for verdict in VERDICTS)] for name, verdicts in found.items()]
-    return table(("Notebook", *VERDICTS), rows)
-
-
 def picture(notebooks: Path | str) -> bytes:
     """The last picture stored in the first notebook of a folder, as PNG. Raises ValueError if there is none."""
     first = min(Path(notebooks).glob("*.ipynb"))
-    if not (pictures := _stored(first, "image/png")):
+    cells = json.loads(first.read_text(encoding="utf-8"))["cells"]
+    shown = (output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+    if not (pictures := [data["image/png"] for data in shown if "image/png" in data]):
         raise ValueError(f"{first.name} stores no picture: run `make notebooks`.")
     return base64.b64decode(pictures[-1])
 
@@ -151,16 +160,18 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
 
     Returns an exit status.
     """
-    made, docs = stored_claims(notebooks), page.parent / "docs"
+    made, docs = decided_claims(), page.parent / "docs"
+    telling = [claim for claim in made if rules()[claim.id].get("telling")]
+    rows = [[*claim.row(), link(claim.entry["notebook"], "notebooks/")] for claim in telling]
     text = fill(page.read_text(encoding="utf-8"), "map", f"{routes('notebooks/')}\n\n{course_map('notebooks/')}")
-    found = Counter(claim.verdict for claim, _ in made)
-    total = ", ".join(f"{found[verdict]} *{verdict}*" for verdict in VERDICTS if found[verdict])
-    text = fill(text, "counts", f"{len(made)} claims so far: {total}.")
-    text = fill(text, "claims", claims_table_of((pair for pair in made if pair[0].entry.get("telling")), "notebooks/"))
+    changed = sum(bool(history(claim.id)) for claim in made)
+    counts = f"{tally(made)} After a first look, {changed} of the {len(made)} had their rule, measure or seeds changed."
+    text = fill(text, "counts", counts)
+    text = fill(text, "claims", markdown_table((*HEADINGS, "Notebook"), rows))
     files = {
         page: text.encode(),
         docs / "start.png": picture(notebooks),
-        docs / "CLAIMS.md": f"{CLAIMS}\n{counts(made)}\n\n{claims_table_of(made, '../notebooks/', ADDRESS)}\n".encode(),
+        docs / "CLAIMS.md": claims_page(made, "../notebooks/").encode(),
         docs / "INDEX.md": f"{INDEX}\n{index('../notebooks/')}\n".encode(),
     }
     stale = [path for path, content in files.items() if not path.is_file() or path.read_bytes() != content]

@@ -1,4 +1,4 @@
-"""Claims: what a lecture or the course says, what was measured, and the verdict by a rule written before the run.
+"""Claims: what a lecture or the course says, what was measured, and the verdict by a rule.
 
 A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry has, beside the texts of its card:
 
@@ -8,99 +8,158 @@ A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry h
 - `of = "ours"`: a question of the course, not a statement of the source;
 - `scale = false`: if it does not hold, then that is no matter of scale;
 - `history`: rules that it had before, each with `date`, `from`, `to` and `why`;
-- `telling = true`: the README shows it.
+- `telling = true`: the README shows it;
+- `frozen`, a date, and `record`: since then nothing of what decides it was touched, and the experiment `record` decided
+  it, on seeds that no other record used. Without them it is exploratory.
+
+What was decided stands in `data/results/claims.json`, which `make notebooks` writes; data/README.md describes it.
 """
 
 import functools
 import html
-import tomllib
+import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlscale.course.markup import Markdown, Text, table
+from dlscale.course.markup import Text, number, say, show, table, wrapped
+from dlscale.course.rules import rules
+from dlscale.lab import data
 from dlscale.lab.checks import known
 from dlscale.lab.intervals import Interval, interval
 
-VERDICTS = {"shows": ("●", "#0072B2"), "weak": ("◐", "#E69F00"), "not at this scale": ("○", "#767676")}
+# sign, and the colours of badge and text
+VERDICTS = {
+    "shows": ("●", "#0072B2", "white"),
+    "weak": ("◐", "#E69F00", "black"),
+    "not at this scale": ("○", "#6E6E6E", "white"),
+}
 VERDICTS["does not hold here"] = VERDICTS["not at this scale"]
-HEADINGS = ("Claim", "Source's figure", "Ours, with 95 % interval", "Verdict")
+STATUSES = {
+    "confirmed": "the rule was frozen, then decided once, on seeds reserved for it",
+    "exploratory": "rule, measure and seeds were open to change after a first look",
+    "counted": "nothing in it is random; the range holds all cases",
+}
+HEADINGS = ("Claim", "Source's figure", "Ours", "Verdict", "Status")
+NOTHING = ("none", "no figure", "no number given")  # what a source's figure says where there is none
+FILE = "claims.json"  # in data/results
 CLAIM_TYPE = "application/vnd.dlscale.claim+json"
 
 
 @functools.cache
-def rules() -> dict[str, dict[str, Any]]:
-    """The entries of all rooms' `claims.toml`, by id."""
-    files = sorted(Path(__file__).parents[1].glob("*/claims.toml"))
-    return {key: entry for file in files for key, entry in tomllib.loads(file.read_text(encoding="utf-8")).items()}
+def decided() -> dict[str, dict[str, Any]]:
+    """The entries of `claims.json`, by id, in the order of the course."""
+    return json.loads((data.data_folder() / "results" / FILE).read_text(encoding="utf-8"))
+
+
+def counted(entry: dict[str, Any]) -> str:
+    """What the samples are."""
+    return entry.get("samples", "seeds" if entry.get("chance", True) else "cases")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What `claims.toml` says of a claim, what was measured, in its unit, and the verdict; shown as a card."""
+    """What `claims.toml` says of a claim, the samples in its unit, what they come to, and the verdict."""
 
     id: str
     entry: dict[str, Any]
+    samples: list[float]
     interval: Interval
     verdict: str
+    status: str
+    decided: bool = True  # in this kernel, not read from the store
+
+    @classmethod
+    def stored(cls, identity: str, entry: dict[str, Any]) -> "Claim":
+        """A claim from its entry in `claims.json`."""
+        measured = Interval(*(entry[name] for name in Interval._fields))
+        texts = entry | {"samples": entry["samples_are"]}
+        return cls(identity, texts, entry["samples"], measured, entry["verdict"], entry["status"], False)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a question of the course, not a statement of its source."""
+        return self.entry.get("of") == "ours"
 
     def ours(self) -> str:
-        number = f"{self.entry['seeds']} {self.entry.get('samples', 'seeds')}"
-        kind = "" if self.entry.get("chance", True) else "the least and the most of "
-        return f"{self.interval} {self.entry['unit']}, {kind}{number}"
+        """What was measured, with its interval, or its range where nothing is random."""
+        (mean, low, high), unit = map(number, self.interval), self.entry["unit"]
+        random = self.entry.get("chance", True)
+        said = f"{mean} [{low}, {high}] {unit}" if random else f"{mean} {unit}, range {low} to {high}"
+        return f"{said}, {self.entry['seeds']} {counted(self.entry)}"
 
     def row(self) -> list[str]:
         """Its line in a table with `HEADINGS`."""
-        return [self.entry["statement"], self._figure(), self.ours(), self.verdict]
+        figure = "our question" if self.is_ours else self.entry["source_figure"]
+        return [self.entry["statement"], figure, self.ours(), self.verdict, self.status]
 
-    def _figure(self) -> str:
-        return f"{'(our question) ' * (self.entry.get('of') == 'ours')}{self.entry['source_figure']}"
+    def show(self) -> None:
+        """Show the card: verdict and claim, then the numbers, then rule and status in a fold."""
+        sign, colour, text = VERDICTS[self.verdict]
+        style = f"background:{colour};color:{text};border-radius:.3em;padding:.1em .5em;white-space:nowrap"
+        claim, numbers, *more = map(html.escape, (self.entry["statement"], self._numbers(), *self._more()))
+        card = (
+            f'<div style="border:1px solid #888;border-left:6px solid {colour};padding:0 1em .5em;max-width:50em">\n'
+            f'<p><span style="{style}">{sign} {self.verdict}</span> <b>{claim}</b></p>\n<p>{numbers}</p>\n'
+            f"<details><summary>{self.status.capitalize()}: how it was decided</summary>\n"
+            f"{''.join(f'<p>{line}</p>' for line in more)}</details>\n</div>"
+        )
+        chosen = {name: self.entry[name] for name in ("unit", "seeds")}
+        about = {"id": self.id, "samples": self.samples, **self.interval._asdict(), "verdict": self.verdict}
+        about |= {"status": self.status, "decided": self.decided, **chosen}
+        show({"text/html": card, "text/plain": str(self), CLAIM_TYPE: about})
 
-    def _lines(self) -> list[tuple[str, str]]:
-        sign = "±" if self.entry["rule"] == "within" else ""
-        limits = sign + " and ".join(f"{limit:g}" for limit in np.ravel(self.entry["threshold"]))
-        what = "the 95 % interval lies" if self.entry.get("chance", True) else "all lie"
+    def _numbers(self) -> str:
+        source = f"Source: {self.entry['source_figure']} ({self.entry['source']})."
+        return f"Ours: {self.ours()}. {'Our question.' if self.is_ours else source}"
+
+    def _more(self) -> list[str]:
+        """The rule, what the status means and, of a question of ours, what it comes from."""
+        *_, last = limits = [number(limit) for limit in np.ravel(self.entry["threshold"])]
+        low = "±" if self.entry["rule"] == "within" else f"{limits[0]} and " if len(limits) > 1 else ""
+        what = "95 % interval" if self.entry.get("chance", True) else "range"
+        rule = f"the whole {what} lies {self.entry['rule']} {low}{last} {self.entry['unit']}"
+        given = [text for text in (self.entry["source"], self.entry["source_figure"]) if text not in NOTHING]
         return [
-            ("Claim", self.entry["statement"]),
-            ("Source", f"{self.entry['source']}: {self._figure()}"),
-            ("Rule", f"{self.entry['measure']}: {what} {self.entry['rule']} {limits} {self.entry['unit']}"),
-            *(
-                ("Before", "to {date} “{from}”, then “{to}”: {why}".format(**old))
-                for old in self.entry.get("history", ())
-            ),
-            ("Ours", self.ours()),
-            ("Verdict", f"{VERDICTS[self.verdict][0]} {self.verdict}"),
+            f"Measure: {self.entry['measure']}.",
+            f"Rule: it shows if {rule}; it is weak if only the mean does.",
+            f"{self.status.capitalize()}: {STATUSES[self.status]}.",
+            *([f"Background: {'; '.join(given)}."] if self.is_ours else []),
         ]
 
     def __str__(self) -> str:
-        return "\n".join(f"{name + ':':9}{text}" for name, text in self._lines())
+        first = f"{VERDICTS[self.verdict][0]} {self.verdict}: {self.entry['statement']}"
+        return wrapped("\n".join([first, self._numbers(), *self._more()]))
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        lines = [(name == "Before", f"<b>{name}:</b> {html.escape(text)}") for name, text in self._lines()]
-        body, before = ("<br>".join(text for old, text in lines if old is wanted) for wanted in (False, True))
-        body += f"<details><summary>Rules before</summary>{before}</details>" if before else ""
-        edge = f"border:1px solid #888;border-left:6px solid {VERDICTS[self.verdict][1]}"
-        style = f"{edge};padding:.6em 1em;max-width:50em;line-height:1.5"
-        chosen = {name: self.entry[name] for name in ("unit", "seeds")}
-        about = {"id": self.id, **self.interval._asdict(), "verdict": self.verdict, **chosen}
-        return {"text/html": f'<div style="{style}">{body}</div>', "text/plain": str(self), CLAIM_TYPE: about}
+    def _ipython_display_(self) -> None:
+        """Nothing more: `claim` has shown the card."""
 
 
 _made: dict[str, Claim] = {}  # those of this kernel, in the order of making
 
 
-def claim(identity: str, samples: ArrayLike) -> Claim:
-    """Decide a claim by the rule that its room's `claims.toml` states for it.
+def claim(identity: str, samples: ArrayLike | None = None) -> Claim:
+    """Show the card of a claim, decided by its rule from `samples`; without them, as it stands in `claims.json`.
 
     `samples` (seeds,) are the measurements in the claim's unit, one for each seed; where two arms are compared, their
-    differences or ratios, paired by seed. Raises ValueError for an unknown claim, another number of samples than the
-    rule asks for, and samples that are not finite.
+    differences or ratios, paired by seed. Raises ValueError for an unknown claim, one that is not decided yet,
+    another number of samples than the rule asks for, and samples that are not finite.
     """
     entry = rules()[known("claim", identity, rules())]
-    samples = np.asarray(samples, dtype=float)
+    if samples is not None:
+        made = _decide(identity, entry, np.asarray(samples, dtype=float))
+    elif identity in decided():
+        made = Claim.stored(identity, decided()[identity])
+    else:
+        raise ValueError(f"Claim {identity!r} is not decided yet. Store a notebook that hands its samples to claim().")
+    _made[identity] = made
+    made.show()
+    return made
+
+
+def _decide(identity: str, entry: dict[str, Any], samples: np.ndarray) -> Claim:
     if samples.shape != (entry["seeds"],):
         wanted = f"{entry['seeds']} samples, one number for each seed"
         raise ValueError(f"Claim {identity!r} needs {wanted}, not an array of shape {samples.shape}.")
@@ -109,9 +168,18 @@ def claim(identity: str, samples: ArrayLike) -> Claim:
         raise ValueError(f"{bad} of the {samples.size} samples for claim {identity!r} are not finite. {advice}")
     chance = entry.get("chance", True)
     measured = interval(samples) if chance else Interval(samples.mean(), samples.min(), samples.max())
+    measured = Interval(*map(float, measured))
     verdict = decide(measured, entry["rule"], entry["threshold"], entry.get("scale", True))
-    _made[identity] = Claim(identity, entry, measured, verdict)
-    return _made[identity]
+    return Claim(identity, entry, samples.tolist(), measured, verdict, status(identity, entry))
+
+
+def status(identity: str, entry: dict[str, Any]) -> str:
+    """One of `STATUSES`: how far the verdict on a claim can be trusted."""
+    from dlscale.course import records  # here, since it brings JAX, which a page of tables does without
+
+    if not entry.get("chance", True):
+        return "counted"
+    return "confirmed" if "frozen" in entry and records.confirmed(identity, entry) else "exploratory"
 
 
 def decide(measured: Interval, rule: str, threshold: ArrayLike, scale: bool = True) -> str:
@@ -135,11 +203,11 @@ def verdicts() -> Text:
     return Text("\n".join(f"{made.id}: {made.verdict}" for made in _made.values()))
 
 
-def claims_table() -> Markdown:
-    """A table of the claims made in this kernel, with numbers."""
-    return table(HEADINGS, [made.row() for made in _made.values()])
+def claims_table() -> None:
+    """Show a table of the claims made in this kernel, with numbers."""
+    table(HEADINGS, [made.row() for made in _made.values()])
 
 
-def summary(*points: str) -> Markdown:
-    """What the reader saw, as a list: its numbers come from the cells above, not from prose."""
-    return Markdown("\n".join(f"- {point}" for point in points))
+def summary(*points: str) -> None:
+    """Show what the reader saw, as a list: its numbers come from the cells above, not from prose."""
+    say("\n".join(f"- {point}" for point in points))

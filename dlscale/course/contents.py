@@ -5,15 +5,27 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from dlscale.course.markup import Markdown, table
+from dlscale.course.markup import Markdown, markdown_table
 
 
 class Item(NamedTuple):
-    """What a lecture teaches, and the heading of the section that lets a reader run it; "" until it is there."""
+    """What a lecture teaches, and the heading of the section that lets a reader run it; "" until it is there.
+
+    The section stands in the lesson, or with `further` in the subject's further notebook.
+    """
 
     id: str
     item: str
     section: str = ""
+    further: bool = False
+
+
+class Further(NamedTuple):
+    """The second notebook of a subject."""
+
+    title: str
+    minutes: int
+    seconds: int
 
 
 class Notebook(NamedTuple):
@@ -27,11 +39,24 @@ class Notebook(NamedTuple):
     available: bool = True
     minutes: int | None = None
     seconds: int | None = None
+    edition: int = 2
+    further: Further | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.file.removesuffix(".ipynb")
 
     @property
     def room(self) -> str:
         """The package of the notebook: its name without its number."""
-        return self.file.removesuffix(".ipynb").partition("_")[2]
+        return self.name.partition("_")[2]
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files of the subject by title, below notebooks/: the lesson, and the further notebook if it has one."""
+        further = {self.further.title: f"further/{self.name}_further.ipynb"} if self.further else {}
+        return {self.title: self.file} | further
 
 
 @functools.cache
@@ -39,14 +64,27 @@ def contents() -> tuple[Notebook, ...]:
     """The notebooks of the course, in order."""
     entries = tomllib.loads(Path(__file__).with_name("contents.toml").read_text(encoding="utf-8"))
     items = {name: tuple(Item(**item) for item in entry["items"]) for name, entry in entries.items()}
-    return tuple(Notebook(f"{name}.ipynb", **entry | {"items": items[name]}) for name, entry in entries.items())
+    further = {name: Further(**entry["further"]) for name, entry in entries.items() if "further" in entry}
+    return tuple(
+        Notebook(f"{name}.ipynb", **entry | {"items": items[name], "further": further.get(name)})
+        for name, entry in entries.items()
+    )
+
+
+def paths(folder: Path) -> list[Path]:
+    """The notebooks in a folder and in its folder further/, in the order of the course.
+
+    A further notebook comes before its lesson, which shows claims that it decides.
+    """
+    found = [*folder.glob("*.ipynb"), *folder.glob("further/*.ipynb")]
+    return sorted(found, key=lambda path: (path.stem.removesuffix("_further"), path.parent == folder))
 
 
 def course_map(folder: str = "") -> Markdown:
     """A table of the notebooks; links to the available ones begin with `folder`, for example "notebooks/"."""
     rows = []
     for book in contents():
-        title = f"[{book.title}]({folder}{book.file})" if book.available else book.title
-        times = f"{book.minutes} min, {book.seconds} s" if book.available else "in preparation"
-        rows.append([book.file[:2], title, book.question, times])
-    return table(("", "Notebook", "Question", "Reading, machine"), rows)
+        links = [f"[{title}]({folder}{file})" for title, file in book.files.items()] if book.available else [book.title]
+        times = [f"{one.minutes} min, {one.seconds} s" for one in (book, book.further) if one and one.minutes]
+        rows.append([book.file[:2], "<br>".join(links), book.question, "<br>".join(times) or "in preparation"])
+    return markdown_table(("", "Notebook", "Question", "Reading, machine"), rows)

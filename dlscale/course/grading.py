@@ -30,6 +30,7 @@ import ml_dtypes  # noqa: F401  NumPy then knows the short floats by name
 import numpy as np
 
 from dlscale.course import exercises, sources
+from dlscale.course.contents import paths
 from dlscale.course.exercises import AnswerError, Exercise, describe, shorten
 from dlscale.lab import checks
 from dlscale.lab.processes import ENDED, MAX_BYTES, PYTHON, Child, ChildEnded, channel
@@ -201,7 +202,7 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     `memory` of all. Raises ValueError for folders without submissions or without exercises.
     """
     # all that decides is read before the first answer runs
-    originals = {path.stem: read_cells(path) for path in sorted(notebooks.glob("*.ipynb"))}
+    originals = {path.stem: read_cells(path) for path in paths(notebooks)}
     asked = [tag for cells in originals.values() for tag, _ in cells if tag]
     exercises = {tag: exercises[checks.known("exercise", tag, exercises)] for tag in asked}
     if not exercises:
@@ -211,7 +212,7 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
     empty = [path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != "."]
     if not found + empty:
         raise ValueError(f"No submissions in {folder}.")
-    course = (*sorted(Path(__file__).parents[1].rglob("*.py")), *sorted(notebooks.glob("*.ipynb")))
+    course = (*sorted(Path(__file__).parents[1].rglob("*.py")), *paths(notebooks))
     shared = sources.digest([limits, *(path.read_bytes() for path in course)])
     submissions = {}
     for path in (*sorted(found), *sorted(empty)):

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlscale.course import sources
+from dlscale.course.rules import frozen_hash, rules
 from dlscale.lab import checks, data, devices
 
+RESERVED = 10_000  # seeds from here on are for records that confirm claims, each seed for one of them
 Setting = dict[str, Any]  # plain values by name
 Measures = dict[str, float]
 RunTrials = Callable[[Sequence[Setting]], list[Measures]]
@@ -38,6 +41,9 @@ class Experiment:
     A trial that runs again, on any machine, may differ in each measure by its `tolerance`. Where training lets the last
     bits grow until they count as much as another seed, the measure is `chaotic`: four standard deviations over the
     recorded seeds of its setting are allowed beside. `drawn` is the setting of the trials that `rerun` draws from.
+
+    `confirms` names the claims whose rules were frozen before the run. What is not judged on validation data then runs
+    on seeds from `RESERVED` on that no other record has.
     """
 
     id: str
@@ -47,6 +53,7 @@ class Experiment:
     tolerance: Measures
     chaotic: tuple[str, ...] = ()
     drawn: Setting = field(default_factory=dict)
+    confirms: tuple[str, ...] = ()
 
 
 class Trial(NamedTuple):
@@ -117,6 +124,41 @@ def read(identity: str, folder: Path | None = None) -> Record:
         raise ValueError(f"{path} is damaged. {again}") from None
 
 
+def reserved_seeds(path: Path) -> set[int]:
+    """The seeds from `RESERVED` on in the file of a record."""
+    seeds = map(int, re.findall(r'"seed": (\d{5,})', path.read_text(encoding="utf-8")))
+    return {seed for seed in seeds if seed >= RESERVED}
+
+
+def frozen(path: Path) -> dict[str, str]:
+    """The hashes of the rules that a record confirms, by claim, as they were when it was made."""
+    return json.loads(path.read_text(encoding="utf-8")).get("frozen", {})
+
+
+def confirmed(identity: str, entry: dict[str, Any], folder: Path | None = None) -> bool:
+    """Whether a claim's `record` was run after its rule was frozen, as it still is, on seeds reserved for it."""
+    folder = folder or results_folder()
+    path = folder / f"{entry['record']}.json"
+    if not path.is_file() or frozen(path).get(identity) != frozen_hash(entry):
+        return False
+    seeds: dict[bool, set[int]] = {True: set(), False: set()}
+    for trial in read(entry["record"], folder).trials:
+        seeds[trial.setting.get("judged_on") == "validation"].add(trial.setting.get("seed", 0))
+    tuning, deciding = seeds[True], seeds[False]
+    others = set().union(*map(reserved_seeds, set(folder.glob("*-*.json")) - {path}))
+    return min(deciding, default=0) >= RESERVED and not deciding & tuning and not reserved_seeds(path) & others
+
+
+def _frozen(chosen: Experiment) -> dict[str, str]:
+    """The hashes of the rules that an experiment confirms. Raises ValueError for one that is not frozen for it."""
+    for identity in chosen.confirms:
+        entry = rules()[checks.known("claim", identity, rules())]
+        if "frozen" not in entry or entry.get("record") != chosen.id:
+            advice = f'give its entry in claims.toml `frozen = "<date>"` and `record = "{chosen.id}"`'
+            raise ValueError(f"Claim {identity!r} is not frozen for {chosen.id!r}: {advice}, then change it no more.")
+    return {identity: frozen_hash(rules()[identity]) for identity in chosen.confirms}
+
+
 def _trial(line: dict[str, Any]) -> Trial:
     measures = {name: float("nan" if value is None else value) for name, value in line["measures"].items()}
     return Trial(line["setting"], measures, line["seconds"])
@@ -153,6 +195,7 @@ def execute(
     folder.mkdir(parents=True, exist_ok=True)
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy", "optax")}
     made = {"id": chosen.id, "source": fingerprint(chosen), "versions": {"python": python_version(), **versions}}
+    made |= {"frozen": _frozen(chosen)} if chosen.confirms else {}
     part = folder / f"{chosen.id}.{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.part"
     done = {_key(trial.setting): trial for trial in _read_part(part)}
     asked: dict[str, None] = {}

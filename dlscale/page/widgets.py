@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets
 import traitlets
 from IPython import get_ipython
 from IPython.display import display
@@ -101,10 +100,28 @@ def number(label: str, value: float, low: float, high: float, examples: Sequence
     return Control("number", label, [low, high], value, [str(low), str(high)], examples=[value, *examples])
 
 
-def predict(question: str, options: Sequence[str]) -> ipywidgets.Widget:
-    """Ask for a guess before an experiment. The returned widget's `value` is the reader's choice, None before it."""
-    guess = ipywidgets.RadioButtons(options=[*options], value=None, tooltip=question, layout={"width": "max-content"})
-    display(ipywidgets.VBox([ipywidgets.HTML(f"<b>{html.escape(question)}</b>"), guess]))
+class Prediction(anywidget.AnyWidget):
+    """A reader's guess before an experiment: `value` is the option that was chosen, None before."""
+
+    _esm = Path(__file__).with_name("predict.js")
+    _css = Path(__file__).with_name("explorer.css")
+    question = traitlets.Unicode().tag(sync=True)
+    options = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    value = traitlets.Unicode(None, allow_none=True).tag(sync=True)
+
+
+def predict(question: str, options: Sequence[str]) -> Prediction:
+    """Ask for a guess before an experiment; `course.say(…, guess=…)` answers it.
+
+    The saved notebook keeps question and options as text. Raises ValueError for fewer than two options.
+    """
+    if len(options) < 2:
+        raise ValueError(f"A prediction needs at least two options, not {[*options]!r}.")
+    guess = Prediction(question=question, options=[*options])
+    live, *metadata = guess._repr_mimebundle_()
+    text = "\n".join([f"**{question}**", "", *(f"- {option}" for option in options)])
+    plain = "\n".join([question, *(f"( ) {option}" for option in options)])
+    display(live | {"text/markdown": text, "text/plain": plain}, raw=True, metadata=metadata[0] if metadata else None)
     return guess
 
 
@@ -157,6 +174,13 @@ class Explorer:
             display(self.page)
         else:
             display({"image/png": png, "text/plain": text}, raw=True, metadata={"image/png": {"alt": text}})
+            display({"text/html": self._still(text), "text/plain": ""}, raw=True)
+
+    def _still(self, text: str) -> str:
+        """The caption of the saved picture, which the page hides when it takes the picture's place."""
+        labels = ", ".join(control.label for control in self.controls.values())
+        move = f"Run this cell to move: {labels}. Where no controls appear, open the notebook in JupyterLab."
+        return f'<p class="dlscale-still">{html.escape(text)} <em>{html.escape(move)}</em></p>'
 
     def draw(self, values: dict[str, Any], mark: str = "") -> tuple[bytes, str]:
         """Return a setting's picture, with `mark` in the file, and its sentence. Raises what `update` and `alt` do."""

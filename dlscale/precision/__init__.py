@@ -276,6 +276,26 @@ def _known(format: Format) -> Float | Fixed:
     return format
 
 
+# Tensors in memory
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def store(x: Array, forward_format: str, backward_format: str) -> Array:
+    """x as it is read again after it was written to memory in `forward_format`; its gradient in `backward_format`."""
+    return quantize(x, forward_format)
+
+
+def _store_forward(x: Array, forward_format: str, backward_format: str) -> tuple[Array, None]:
+    return quantize(x, forward_format), None
+
+
+def _store_backward(forward_format: str, backward_format: str, _: None, gradient: Array) -> tuple[Array]:
+    return (quantize(gradient, backward_format),)
+
+
+store.defvjp(_store_forward, _store_backward)
+
+
 # One number
 
 

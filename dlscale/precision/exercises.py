@@ -172,6 +172,47 @@ def scaled_descent(w, gradients, rate, scale, period):
 )
 
 
+def _dynamic_scale(answer: Any) -> str | None:
+    rng = np.random.default_rng(6)
+    for period, share in ((3, 0.8), (5, 0.95), (2000, 0.5)):
+        scale, good_steps = 2.0**10, 0
+        for finite in rng.random(40) < share:
+            given = f"scale {scale:g}, {good_steps} good steps, finite {bool(finite)}, period {period}"
+            pair = answer(scale, good_steps, bool(finite), period)
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                return "`update_scale` must return two things: the new scale and the new count of good steps."
+            good_steps = good_steps + 1 if finite else 0
+            scale *= 1.0 if finite else 0.5
+            if good_steps == period:
+                scale, good_steps = 2 * scale, 0
+            for what, value, expected in zip(("scale", "count"), pair, (scale, good_steps), strict=True):
+                if wrong := compare(f"For {given}: the new {what}", value, expected, 1e-9):
+                    return wrong
+    return None
+
+
+dynamic_scale = Exercise(
+    id="precision-dynamic_scale",
+    answer="update_scale",
+    question="Write the rule of dynamic loss scaling. `finite` says whether all gradients of this step were finite. "
+    "`good_steps` counts the good steps since the scale last changed. Return the new scale and the new count.",
+    hints=(
+        "Two cases. If the gradients are not finite: half the scale, and the count starts again at 0.",
+        "Else count this step. If the count has reached `period`, double the scale and start again at 0.",
+    ),
+    code="""
+def update_scale(scale, good_steps, finite, period=2000):
+    if not finite:
+        return scale / 2, 0
+    if good_steps + 1 == period:
+        return scale * 2, 0
+    return scale, good_steps + 1
+""",
+    wrong=_dynamic_scale,
+    right="the scale climbs until a gradient overflows, falls, and climbs again: it stays near the best one.",
+)
+
+
 def _update(answer: Any) -> str | None:
     for weight, mantissa_bits in ((1.0, 7), (1.0, 10), (1.9, 7), (0.3, 10), (-6.0, 3), (0.25, 2)):
         expected = 2.0 ** (np.floor(np.log2(abs(weight))) - mantissa_bits - 1)

@@ -1,0 +1,285 @@
+"""Figures and explorers of 05_precision and its further notebook: a line in the notebook calls each."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from dlscale import precision
+from dlscale.course.records import Record
+from dlscale.page import figures, widgets
+
+SHORT = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
+EXPONENTS = np.arange(-44, 24)  # of the histograms
+COLORS = {
+    "weights": figures.BLACK,
+    "activations": figures.BLUE,
+    "gradients": figures.RED,
+    "updates": figures.GREEN,
+}
+
+
+def opening(record: Record) -> None:
+    """Test accuracy of three runs of `precision-formats`, a bar and a mark for each seed."""
+    runs = {
+        "1 worker, 16 bits": "alone, float16",
+        "1,024 workers, 32 bits": "worker, float32",
+        "1,024 workers, 16 bits": "worker, float16",
+    }
+    figure, ax = figures.new(height=2.2)
+    means = {}
+    for place, (name, variant) in enumerate(runs.items()):
+        accuracy = record.values("accuracy", variant=variant, judged_on="test")
+        means[name] = accuracy.mean()
+        ax.barh(place, accuracy.mean(), color=figures.SKY if place < 2 else figures.RED)
+        ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
+    ax.axvline(10, color=figures.BLACK, linestyle=":")
+    ax.text(10.5, -0.65, "guessing", va="center")
+    ax.set_yticks(range(3), list(runs))
+    ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), a mark for each seed")
+    ax.grid(visible=False, axis="y")
+    figures.show(figure, "; ".join(f"{name}: {mean:.0f} % of the test digits right" for name, mean in means.items()))
+
+
+# Section 1
+
+
+def _formula(x: float, name: str) -> str:
+    """How the stored number is read from its bits."""
+    sign, exponent, mantissa = precision.bits(x, name)
+    stored, power, part = int(exponent, 2), 2 ** len(mantissa), int(mantissa, 2)
+    bias = precision.FORMATS[name].bias
+    if not np.isfinite(float(precision.quantize(x, name))):
+        return "the pattern of infinity or NaN"
+    size = f"2^({stored} − {bias}) × (1 + {part}/{power})" if stored else f"2^(1 − {bias}) × {part}/{power}"
+    return f"{'−' if sign == '1' else ''}{size}"
+
+
+def bits() -> None:
+    """Explore how a number is stored: its bits, and the two neighbours between which it is rounded."""
+    parts = {"sign": figures.RED, "exponent": figures.ORANGE, "mantissa": figures.BLUE}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        ax.set(xlim=(-0.5, 31.5), ylim=(0, 4), xticks=[], yticks=[], frame_on=False)
+        squares = ax.bar(np.arange(32), 0.8, 0.92, bottom=2.7)
+        digits = [ax.text(i, 3.1, "", ha="center", va="center", color="white") for i in range(32)]
+        titles = [ax.text(0, 3.75, part, color=color) for part, color in parts.items()]
+        reading = ax.text(-0.4, 2.25, "", va="center")
+        ax.plot([2, 29], [1.2, 1.2], color=figures.GREY, linewidth=1)
+        ax.plot([6, 15.5, 25], [1.2] * 3, "|", color=figures.BLACK, markersize=16)
+        (mark,) = ax.plot([], [], "v", color=figures.RED, markersize=9)
+        numbers = [ax.text(place, 0.45, "", ha="center") for place in (6, 15.5, 25)]
+        typed = ax.text(0, 1.62, "", ha="center", color=figures.RED)
+
+        def update(x: float, name: str) -> list[Artist]:
+            pattern = [(bit, part) for part, some in zip(parts, precision.bits(x, name), strict=True) for bit in some]
+            for i, (square, digit) in enumerate(zip(squares, digits, strict=True)):
+                bit, part = pattern[i] if i < len(pattern) else ("", "")
+                digit.set_text(bit)
+                square.set_facecolor(parts.get(part, "white"))
+            for title, part in zip(titles, parts, strict=True):
+                title.set_x([place for _, place in pattern].index(part) - 0.4 + (part == "exponent"))
+            reading.set_text(f"= {_formula(x, name)}")
+            number, (below, above) = float(precision.quantize(x, name)), precision.neighbours(x, name)
+            gap = above - number if x >= number and np.isfinite(above) else number - below
+            place = np.clip((x - number) / gap, -1, 1) if np.isfinite(number) and np.isfinite(gap) else 0.0
+            mark.set_data([15.5 + 9.5 * place], [1.4])
+            typed.set(x=15.5 + 9.5 * place, text=f"{x:.9g}")
+            for text, value in zip(numbers, (below, number, above), strict=True):
+                text.set_text(f"{value:.9g}")
+            return [*squares, *digits, *titles, reading, mark, *numbers, typed]
+
+        return update
+
+    def caption(x: float, name: str) -> str:
+        number = float(precision.quantize(x, name))
+        if not np.isfinite(number):
+            return f"{x:.9g} is too large for {name}, which ends at {precision.FORMATS[name].max:.9g}."
+        error = f"off by {abs(number / x - 1):.2g} of its size" if x and number else "lost" if x else "exact"
+        return f"{x:.9g} in {name} becomes {number:.9g} = {_formula(x, name)}: {'exact' if number == x else error}."
+
+    examples = [1.0, -3.14159265, 1e-7, 1e-8, 2049.0, 65519.0, 65520.0, 1e38]
+    widgets.explore(
+        make,
+        alt=caption,
+        height=2.7,
+        x=widgets.number("number", 0.1, -3.4e38, 3.4e38, examples),
+        name=widgets.menu("format", ["float32", *SHORT], "float16"),
+    )
+
+
+# Section 2
+
+
+def exponents(values: np.ndarray) -> np.ndarray:
+    """Per cent of the numbers other than 0 that have each of the `EXPONENTS`; the outermost ones hold the rest."""
+    values = np.asarray(values)[np.asarray(values) != 0]
+    place = np.clip(np.frexp(values)[1] - 1 - EXPONENTS[0], 0, len(EXPONENTS) - 1)
+    return 100 * np.bincount(place, minlength=len(EXPONENTS)) / len(values)
+
+
+def _lost(count: np.ndarray, shift: int, name: str) -> tuple[float, float]:
+    """Per cent of the numbers that become 0 and that become infinite when multiplied by 2^shift."""
+    form = precision.FORMATS[name]
+    small = EXPONENTS + shift < np.log2(form.smallest_subnormal) - 1
+    return count[small].sum(), count[EXPONENTS + shift > np.log2(form.max)].sum()
+
+
+def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+    """Explore the exponents of weights, activations, gradients and updates, by step, and what a format loses."""
+    counts = {step: {kind: exponents(values) for kind, values in kinds.items()} for step, kinds in tensors.items()}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        normal, subnormal = (ax.axvspan(0, 1, color=figures.GREY, alpha=alpha, linewidth=0) for alpha in (0.22, 0.1))
+        lines = {kind: ax.plot([], [], color=color, drawstyle="steps-mid")[0] for kind, color in COLORS.items()}
+        (before,) = ax.plot([], [], ":", color=figures.RED, drawstyle="steps-mid")
+        for place, (kind, color) in enumerate(COLORS.items()):
+            ax.text(0.01, 0.95 - 0.08 * place, kind, color=color, transform=ax.transAxes, va="top")
+        text = ax.text(0, 63, "", color=figures.GREY, ha="right", va="top")
+        ax.set(xlim=(-40, 20), ylim=(0, 65), xlabel="size of the number (power of 2)", ylabel="numbers (%)")
+
+        def update(shift: int, step: int, name: str) -> list[Artist]:
+            form = precision.FORMATS[name]
+            first, full, last = np.clip(np.log2([form.smallest_subnormal, form.smallest_normal, form.max]), -40, 20)
+            for span, low, high in ((subnormal, first, full), (normal, full, last)):
+                span.set(x=low, width=high - low)
+            text.set(x=last - 0.5, text=f"range of {name}")
+            for kind, line in lines.items():
+                line.set_data(EXPONENTS + shift * (kind == "gradients"), counts[step][kind])
+            before.set_data(EXPONENTS, counts[step]["gradients"])
+            return [normal, subnormal, text, before, *lines.values()]
+
+        return update
+
+    def caption(shift: int, step: int, name: str) -> str:
+        zero, infinite = _lost(counts[step]["gradients"], shift, name)
+        return (
+            f"After {step} steps, with the loss multiplied by 2^{shift}: {name} rounds {zero:.0f} % of the gradients "
+            f"to zero and makes {infinite:.0f} % infinite. The dotted line shows the gradients as they are."
+        )
+
+    widgets.explore(
+        make,
+        alt=caption,
+        shift=widgets.slider("loss × 2^", list(range(-12, 22)), -10),
+        step=widgets.slider("step", list(tensors), min(tensors)),
+        name=widgets.menu("format", SHORT),
+    )
+
+
+# Section 3
+
+
+def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[float, np.ndarray]]) -> None:
+    """Explore the loss scale: test accuracy for each power of two, and the zero gradients (%, by step) of one run."""
+    steps = len(next(iter(runs.values()))[1])
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        (line,) = left.plot([], [], "o-", color=figures.TEST)
+        (point,) = left.plot([], [], "o", color=figures.BLACK, markersize=10)
+        left.axvline(powers[0], color=figures.GREY, linestyle=":")
+        left.text(powers[0] + 0.7, 103, "one of 1,024 workers", color=figures.GREY, va="center")
+        left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)", ylim=(0, 108))
+        left.set(xlim=(powers[0] - 2, powers[-1] + 2))
+        (curve,) = right.plot([], [], color=figures.BLACK)
+        right.set(xlabel="step", ylabel="gradients that are zero (%)", xlim=(0, steps), ylim=(0, 103))
+
+        def update(power: int, name: str) -> list[Artist]:
+            line.set_data(powers, [100 * runs[name, other][0] for other in powers])
+            point.set_data([power], [100 * runs[name, power][0]])
+            curve.set_data(range(steps), 100 * runs[name, power][1])
+            return [line, point, curve]
+
+        return update
+
+    def caption(power: int, name: str) -> str:
+        accuracy, zeros = runs[name, power]
+        return (
+            f"{name}, loss multiplied by 2^{power}: the test accuracy is {100 * accuracy:.0f} %. "
+            f"At the last step {100 * zeros[-1]:.0f} % of the gradients are zero."
+        )
+
+    power = widgets.slider("loss × 2^", powers, powers[0])
+    widgets.explore(make, alt=caption, power=power, name=widgets.menu("format", SHORT))
+
+
+def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
+    """The loss scale of each format, (steps,), as dynamic loss scaling chose it."""
+    figure, ax = figures.new(height=2.8)
+    for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
+        (line,) = ax.plot(np.log2(scale), color=color)
+        figures.name(ax, line, name)
+    ax.set(xlabel="step", ylabel="loss scale (power of 2)", xlim=(0, len(scale)), ylim=(0, 40))
+    said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
+    figures.show(figure, f"The scale falls from its start until nothing overflows, then moves up and down; {said}.")
+
+
+# Section 4
+
+
+def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
+    """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
+    figure, ax = figures.new(height=3.2)
+    colors = (figures.GREY, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
+    ends = sorted(accuracies, key=lambda name: accuracies[name][:, -1].mean())
+    heights = dict(zip(ends, np.linspace(0, 1, len(ends)), strict=True))
+    for (name, samples), color in zip(accuracies.items(), colors, strict=False):
+        line = figures.band(ax, rates, samples, color, marker="o")
+        low, high = (accuracies[end][:, -1].mean() for end in (ends[0], ends[-1]))
+        room = max(high - low, 3.2 * (len(ends) - 1))
+        wanted = (low + high - room) / 2 + room * heights[name]
+        ax.annotate(
+            name, (rates[-1], wanted), (6, 0), textcoords="offset points", color=line.get_color(), va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+    ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
+    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    ax.minorticks_off()
+    best = {name: samples.mean(0).max() for name, samples in accuracies.items()}
+    figures.show(figure, f"At the best rate: {', '.join(f'{name} {value:.0f} %' for name, value in best.items())}.")
+
+
+def updates() -> None:
+    """Explore a weight that gets 200 equal updates, rounded to nearest and at random."""
+    steps, chance = np.arange(201), np.random.default_rng(1).random((200, 30))
+
+    def walk(size: float, add: np.ndarray) -> np.ndarray:
+        path = np.zeros((201, add.shape[1]))
+        for t in range(200):
+            path[t + 1] = np.floor(path[t] + size + add[t])
+        return path
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        paths = [ax.plot([], [], color=figures.SKY, linewidth=0.8)[0] for _ in range(30)]
+        colors = {"exact": figures.BLACK, "random, mean of 30": figures.BLUE, "nearest": figures.RED}
+        lines = {name: ax.plot([], [], color=color, linewidth=2.5)[0] for name, color in colors.items()}
+        lines["exact"].set(linestyle=":")
+        for place, (name, color) in enumerate(colors.items()):
+            ax.text(4, 190 - 17 * place, name, color=color, va="center")
+        ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (steps of the format)")
+
+        def update(size: float) -> list[Artist]:
+            random = walk(size, chance)
+            for path, line in zip(random.T, paths, strict=True):
+                line.set_data(steps, path)
+            nearest = walk(size, np.full((200, 1), 0.5))[:, 0]
+            for line, values in zip(lines.values(), (size * steps, random.mean(1), nearest), strict=True):
+                line.set_data(steps, values)
+            return [*paths, *lines.values()]
+
+        return update
+
+    def caption(size: float) -> str:
+        nearest, random = walk(size, np.full((200, 1), 0.5))[-1, 0], walk(size, chance)[-1]
+        return (
+            f"200 updates of {size:g} steps each should move the weight by {200 * size:g} steps. Rounding to nearest "
+            f"moves it by {nearest:g}, random rounding by {random.mean():.0f} on average."
+        )
+
+    sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
+    widgets.explore(make, alt=caption, size=widgets.slider("size of an update (steps)", sizes, 0.3))
