@@ -92,9 +92,10 @@ def build(paths: Iterable[Path], target: Path, mathjax: Path, work: Path, drawn:
     for path in paths:
         node, explorers = run(path, drawn) if drawn else (nbformat.read(path, as_version=4), [])
         for number, explorer in enumerate(explorers):
-            content = json.dumps({name: explorer[name] for name in ("frames", "images")}, separators=(",", ":"))
             pack = built / "_static" / "frames" / f"{path.stem}-{number:02}.js"
-            pack.write_text(f'dlscalePack("{pack.stem}", {content});\n', encoding="utf-8")
+            pack.write_text(f'dlscalePack("{pack.stem}", {json.dumps(explorer["frames"])});\n', encoding="utf-8")
+            for image, content in enumerate(explorer["images"]):
+                pack.with_name(f"{pack.stem}-{image}.webp").write_bytes(base64.b64decode(content))
             if FRONT in front and explorer is explorers[-1]:  # as in the README, the last picture of the first notebook
                 front = front.replace(FRONT, about(pack.stem, explorer))
                 (pages / "docs" / "start.png").write_bytes(base64.b64decode(picture(node, number)))

@@ -52,7 +52,8 @@ def ask(question: str, options: Sequence[str]) -> SimpleNamespace:
         f'<label><input type="radio" name="{escape(question)}" value="{escape(option)}"> {escape(option)}</label>'
         for option in options
     )
-    display(HTML(f'<fieldset class="dlscale-guess"><legend>{escape(question)}</legend>{buttons}</fieldset>'))
+    note = '<p role="status" class="dlscale-note"></p>'
+    display(HTML(f'<fieldset class="dlscale-question"><legend>{escape(question)}</legend>{buttons}{note}</fieldset>'))
     return SimpleNamespace(question=question, options=options, value=None)
 
 

@@ -18,12 +18,12 @@ function load(source) {
 }
 
 const packs = new Map();
-globalThis.dlscalePack = (name, content) => packs.set(name, content);
+globalThis.dlscalePack = (name, frames) => packs.set(name, frames);
 
-/* Stands for the kernel: answers from a pack, which is loaded when a reader comes near the controls. */
+/* Stands for the kernel: answers from a pack, which is loaded when a reader comes near the controls, with its pictures. */
 class Pack {
   constructor(name, about) {
-    Object.assign(this, { name, about });
+    Object.assign(this, { name, about, folder: `${root}_static/frames/` });
   }
   get() {
     return this.about;
@@ -31,13 +31,15 @@ class Pack {
   on(event, receive) {
     if (event === "msg:custom") this.receive = receive;
   }
-  async send({ at }) {
+  frame(at) {
+    const [image, alt] = packs.get(this.name)[JSON.stringify(at)] ?? [];
+    return { alt, url: `${this.folder}${this.name}-${image}.webp` };
+  }
+  async send({ at, near }) {
     try {
-      await load(`${root}_static/frames/${this.name}.js`);
-      if (!at) return;
-      const { frames, images } = packs.get(this.name);
-      const [image, alt] = frames[JSON.stringify(at)];
-      this.receive({ at, alt, mime: "image/webp" }, [Uint8Array.from(atob(images[image]), (c) => c.charCodeAt(0))]);
+      await load(`${this.folder}${this.name}.js`);
+      if (at) this.receive({ at, ...this.frame(at) }, []);
+      for (const other of near) if (this.frame(other).alt) new Image().src = this.frame(other).url;
     } catch (error) {
       if (at) this.receive({ at, error: String(error.message ?? error) }, []);
     }
@@ -57,11 +59,12 @@ for (const script of document.querySelectorAll("script.dlscale-about")) {
   script.closest(".cell_output")?.querySelectorAll(".dlscale-still").forEach((still) => still.remove());
 }
 
-for (const guess of document.querySelectorAll(".dlscale-guess")) {
-  const question = guess.querySelector("legend").textContent;
+for (const asked of document.querySelectorAll(".dlscale-question")) {
+  const question = asked.querySelector("legend").textContent;
   const answers = [...document.querySelectorAll(".dlscale-answer")].filter((answer) => answer.dataset.guess === question);
-  guess.addEventListener("change", ({ target }) => {
-    for (const answer of answers) answer.replaceChildren("You said ", element("em", { textContent: target.value }), ". Measured: ");
+  asked.addEventListener("change", ({ target: { value } }) => {
+    asked.querySelector(".dlscale-note").textContent = `Noted: ${value}`;
+    for (const answer of answers) answer.replaceChildren("You said ", element("em", { textContent: value }), ". Measured: ");
   });
 }
 
