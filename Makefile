@@ -50,7 +50,7 @@ notebooks: $(READY)  ## format and run the notebooks that changed, or whose libr
 bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one
 	$(BIN)/python -m benchmarks $(ONLY)
 
-book: $(READY)  ## make a web site in _book/ whose explorers move without a kernel or a network
+book: $(READY)  ## make a web site in _book/ whose explorers move without a kernel or a network; needs npm
 	$(BIN)/python tools/book.py
 
 lock: .venv-lock/.ready  ## renew requirements.txt from requirements.in; UPGRADE=1 takes the newest versions
