@@ -103,6 +103,8 @@ def test_what_is_written_meanwhile_stays(out):
 @pytest.mark.parametrize("text", ["name,mark\nanna,1\n", "\0", "file,total\n", 'file,total,remarks,key\n"a', "\xff"])
 def test_another_table_is_refused(text, out):
     out.write_text(text, encoding="latin-1")
-    with pytest.raises(ValueError, match="stays as it is: name a file for the grades with --out"):
+    with pytest.raises(ValueError, match="stays as it is: name one for grades with --out"):
         Gradebook(out, out.parent, EXERCISES)
     assert out.read_text(encoding="latin-1") == text
+    with pytest.raises(ValueError, match="name another table with --out"):
+        Gradebook(out.parent / "nowhere" / "grades.csv", out.parent, EXERCISES)

@@ -7,9 +7,9 @@ of the same file of the same folder, and before that the file is copied.
 import contextlib
 import csv
 import io
+import itertools
 import os
 from collections.abc import Iterable, Mapping
-from itertools import zip_longest
 from pathlib import Path
 
 FIRST = ("file", "total", "of", "remarks", "look", "notebook")
@@ -23,13 +23,15 @@ class Gradebook:
     """The table in the file `path`, for a folder of submissions; `exercises` are the ids that may head its columns.
 
     The file is read anew for each change, so that what others write into it meanwhile stays, too. Raises ValueError for
-    another table.
+    another table, and where none can be written.
     """
 
     def __init__(self, path: Path, folder: Path, exercises: Iterable[str]) -> None:
         self.path, self.exercises, self.folder = path.resolve(), list(exercises), folder.resolve().as_posix()
         with contextlib.suppress(ValueError):  # on another drive
             self.folder = Path(os.path.relpath(self.folder, self.path.parent)).as_posix()
+        if not os.access(self.path.parent, os.W_OK):
+            raise ValueError(f"No file can be written in {self.path.parent}: name another table with --out.")
         self._read()
 
     def rows(self) -> dict[str, Row]:
@@ -41,12 +43,9 @@ class Gradebook:
         rows = self.rows()
         files = [file for file, key in keys.items() if file not in rows or rows[file]["key"] != key]
         if rows.keys() & files:
-            content, number = self.path.read_bytes(), 1
-            while (
-                old := self.path.with_name(f"{self.path.name}.old{number}")
-            ).exists() and old.read_bytes() != content:
-                number += 1
-            self._write(old, content)
+            content, names = self.path.read_bytes(), (f"{self.path.name}.old{n}" for n in itertools.count(1))
+            copies = map(self.path.with_name, names)
+            self._write(next(new for new in copies if not new.exists() or new.read_bytes() == content), content)
         return files
 
     def enter(self, row: Row) -> None:
@@ -72,19 +71,15 @@ class Gradebook:
         try:
             text = self.path.read_bytes().decode("utf-8-sig") if self.path.exists() else ""
             delimiter = max(",;\t", key=text.partition("\n")[0].count)  # spreadsheets choose by language
-            lines = [
-                line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True) if line
-            ]
+            lines = list(filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)))
         except (UnicodeDecodeError, csv.Error):
             lines = [[]]
         head, *lines = lines or [OWN]
         if not OWN.issubset(head):
-            raise ValueError(
-                f"{self.path} is another table, and stays as it is: name a file for the grades with --out."
-            )
+            raise ValueError(f"{self.path} is another table and stays as it is: name one for grades with --out.")
         head = [*head, *[""] * (max(map(len, lines), default=0) - len(head))]
         columns = [name if name and name not in head[:place] else f"{name}\0{place}" for place, name in enumerate(head)]
-        return columns, [dict(zip_longest(columns, line, fillvalue="")) for line in lines], delimiter
+        return columns, [dict(itertools.zip_longest(columns, line, fillvalue="")) for line in lines], delimiter
 
     def _write(self, path: Path, content: bytes) -> None:
         """At once: whoever ends the batch, or pulls the plug, finds the file as it was or as it is to be."""
