@@ -82,7 +82,7 @@ def unused(modules: dict[str, str], users: str) -> list[str]:
     for name, text in modules.items():
         for part in ast.walk(ast.parse(text)):
             if isinstance(part, ast.FunctionDef | ast.ClassDef) and not re.fullmatch(
-                r"__\w+__|_repr_\w+_|_ipython_display_", part.name
+                r"__\w+__|_repr_\w+_|_ipython_display_|enable_matplotlib|run_line_magic", part.name
             ):
                 own = "\n".join(text.splitlines()[line - 1] for line in lines_of(part))
                 if words[part.name] == len(re.findall(rf"\b{part.name}\b", own)):
