@@ -31,6 +31,7 @@ CELLS = """
 Which wave is the widest (see notebook 02)? Half of $x^2$ is $\\frac{x^2}{2}$ (arXiv:1706.02677).
 ---
 from IPython.display import display
+print("A line that is printed.")
 from dlscale.page import figures, widgets
 ---
 guess = widgets.predict("Which <one>?", ["the slow one", "the fast one"])

@@ -175,7 +175,7 @@ def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, 
 def picture(node: NotebookNode, number: int) -> str:
     """The stored picture of a run notebook's explorer, in base64."""
     outputs = (output for cell in node.cells for output in cell.get("outputs", []))
-    return next(output.data["image/png"] for output in outputs if output.metadata.get("explorer") == number)
+    return next(output.data["image/png"] for output in outputs if output.get("metadata", {}).get("explorer") == number)
 
 
 def display(kind: str, text: str) -> NotebookNode:
@@ -184,7 +184,7 @@ def display(kind: str, text: str) -> NotebookNode:
 
 def words(item: str) -> list[str]:
     """What an item of the lectures is looked up under: how it begins, names in it, and what stands in parentheses."""
-    first, *rest = (part.strip() for part in re.split("[:;,()]", item.replace("`", "")))
+    first, *rest = (part.strip() for part in re.split(r"[:;,](?= )|[()]", item.replace("`", "")))
     inside = re.findall(r"\(.*?\)", item)
     return [first, *(part for part in rest if part and (part != part.lower() or part in "".join(inside)))]
 
