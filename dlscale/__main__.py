@@ -64,11 +64,23 @@ def main(arguments: list[str]) -> int:
     one.add_argument("identity", metavar="id", nargs="?", help="which; without it, all are listed")
     one.add_argument("--folder", type=Path, default=records.results_folder(), help="of the records")
     one.set_defaults(work=run)
-    many = commands.add_parser("grade", help="grade a folder of submitted notebooks; see dlscale.course.grading")
-    many.add_argument("folder", type=Path, help="submissions, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb")
-    many.add_argument("--out", type=Path, default=Path("grades.csv"), help="a table; what it has already stays")
-    many.add_argument("--seconds", type=float, default=60, help="of the processor, for each answer (%(default)g)")
-    many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each cell (%(default)g)")
+    many = commands.add_parser(
+        "grade",
+        help="grade a folder of submitted notebooks",
+        description="Grade a folder of submitted notebooks, at any depth: alice/01_sgd.ipynb or alice_01_sgd.ipynb.",
+        epilog="Example: python -m dlscale grade week3 --out week3.csv. A notebook takes some 10 to 60 seconds. Cells "
+        "that students added or changed run, too, with your rights: grade in a container or a throw-away account.",
+    )
+    many.add_argument("folder", type=Path, help="of the submissions")
+    many.add_argument(
+        "--out",
+        type=Path,
+        default=Path("grades.csv"),
+        help="the table (%(default)s); rows of other folders and columns of your own stay, and before a row is replaced "
+        "the table is copied to %(default)s.old1",
+    )
+    many.add_argument("--seconds", type=float, default=60, help="of the processor, for each cell (%(default)g)")
+    many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each answer (%(default)g)")
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
     many.add_argument("--notebooks", type=Path, default=ROOT / "notebooks", help="the course's own notebooks")
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))

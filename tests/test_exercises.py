@@ -2,30 +2,78 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib
 import itertools
 import json
 import math
 import re
+import symtable
 import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.inputtransformer2 import TransformerManager
 
 import dlscale.__main__ as commands
+from dlscale.course import grading
 from dlscale.course.contents import paths
 from dlscale.course.exercises import Exercise, compare, shorten
 
 EACH = pytest.mark.parametrize("path", paths(commands.ROOT / "notebooks"), ids=lambda path: path.stem)
 
 
+def names(code: str) -> tuple[set[str], set[str]]:
+    """The names that code takes from outside of its functions, and those that it gives to the cells below."""
+    table = symtable.symtable(code, "cell", "exec")
+    scopes = [table]
+    for scope in scopes:
+        scopes += scope.get_children()
+    used = {s.get_name() for scope in scopes for s in scope.get_symbols() if s.is_global() or scope is table}
+    given = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    return used, given
+
+
+@functools.cache
+def settings() -> dict[str, tuple[str, str]]:
+    """Of each exercise: what its notebook defines above, as far as a solution and its check use it, and its cell."""
+    found = {}
+    for path in paths(commands.ROOT / "notebooks"):
+        above: list[str] = []
+        for tag, _, source in grading.read_cells(path):
+            if exercise := commands.exercises().get(tag):
+                needed, (wanted, _) = [], names(f"{exercise.code}\n{grading.CHECK.search(source)[0]}")
+                for statement in reversed(above):
+                    used, given = names(statement)
+                    if given & wanted:
+                        needed.insert(0, statement)
+                        wanted |= used
+                found[tag] = "\n".join(needed), source
+            above += map(ast.unparse, ast.parse(TransformerManager().transform_cell(source)).body)
+    return found
+
+
 def reference(exercise: Exercise) -> object:
-    """Run the reference solution, which sees what the module of the check imports, and return its answer."""
-    namespace = dict(vars(sys.modules[exercise.wrong.__module__]))
+    """Run the reference solution with what its notebook defines above, or its module, and return its answer."""
+    namespace = {} if exercise.id in settings() else dict(vars(sys.modules[exercise.wrong.__module__]))
+    exec(settings().get(exercise.id, ("", ""))[0], namespace)
     exec(exercise.code, namespace)
     return namespace[exercise.answer]
+
+
+@pytest.mark.long
+def test_each_solution_is_right_for_the_grader_as_it_is_printed(capsys, tmp_path):
+    pristine, submitted = [], []
+    for tag, (needed, blank) in settings().items():
+        pristine += [grading.Cell(None, None, needed), grading.Cell(tag, None, blank)]
+        commands.exercises()[tag].solution()
+        submitted.append(grading.Cell(tag, None, capsys.readouterr().out))
+    results = grading.grade_cells(submitted, pristine, tmp_path, commands.exercises())
+    assert results.keys() == settings().keys()
+    assert {tag: wrong for tag, wrong in results.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("exercise", commands.exercises().values(), ids=commands.exercises())

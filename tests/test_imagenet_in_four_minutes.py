@@ -288,6 +288,7 @@ def test_skipped_updates_are_counted_for_the_system_of_the_card():
     assert (counts == counts.round()).all() and (counts >= 0).all()
 
 
+@pytest.mark.long  # compiles a step of both senders
 def test_who_sends_few_entries_remembers_the_others():
     step, (order, x, y) = experiment.step_of_senders(0.1), (np.arange(100, dtype=np.int32), X, Y)
     params, memory = jax.tree.map(np.asarray, experiment.begin(False, np.uint32(3), GIVEN))

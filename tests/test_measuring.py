@@ -234,7 +234,7 @@ def test_a_failure_inside_a_process_is_passed_on(monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_nobody_is_left_behind(sent, tmp_path):
     table = tmp_path / "rows.csv"
     parent = start("--processes", 2, *ENDLESS, "--csv", table)
@@ -272,7 +272,8 @@ def test_only_the_first_of_a_group_prints():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("sent", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
+@pytest.mark.long  # which waits for the clock
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_group_that_lost_a_peer_ends(sent):
     silence = 30 if sent == signal.SIGSTOP else LONG
     first, second = started_elsewhere(2, *ENDLESS, "--timeout", silence)

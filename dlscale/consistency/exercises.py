@@ -214,6 +214,8 @@ shards = Exercise(
         "The server must serve all the workers within one such round. Your own service is a part of the round.",
     ),
     code="""
+import math
+
 def shards_needed(workers, compute, size, latency, per_byte):
     whole = 2 * size * per_byte
     return max(1, math.ceil((workers - 1) * whole / (compute + 2 * latency) - 1e-9))

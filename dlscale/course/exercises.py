@@ -28,9 +28,9 @@ class Exercise:
     """One source for all that belongs to an exercise.
 
     `answer` is the name that the answer cell gives to the answer, and `code` the reference solution as it would stand
-    there; it sees what the module of `wrong` imports. `wrong(answer)` returns what is wrong, in a sentence about the
-    quantity taught, or None. It may call an answer that is a function, with concrete arrays only: the grader runs
-    the function in another process, so it cannot be traced. `right` says why a right answer matters.
+    there, with what its notebook has imported and defined above. `wrong(answer)` returns what is wrong, in a sentence
+    about the quantity taught, or None. It may call an answer that is a function, with concrete arrays only: the grader
+    runs the function in another process, so it cannot be traced. `right` says why a right answer matters.
     """
 
     id: str

@@ -226,7 +226,7 @@ threshold = Exercise(
     ),
     code="""
 def threshold(latency, bandwidth):
-    return min(2.0 ** np.arange(20, 27, 0.25), key=lambda fuse: step_seconds(latency, bandwidth, fuse))
+    return min(2.0 ** np.arange(20, 27, 0.25), key=lambda fuse: exercises.step_seconds(latency, bandwidth, fuse))
 """,
     wrong=_threshold,
     right="a threshold belongs to a network, as a rate belongs to a batch.",
