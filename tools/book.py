@@ -31,6 +31,7 @@ import notebooks as stored
 from dlscale.course import sources
 from dlscale.course.claims import CLAIM_TYPE
 from dlscale.course.contents import contents
+from dlscale.course.contents import paths as paths_in
 from dlscale.course.exercises import Exercise
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/, with notebooks/further/")
     parser.add_argument("--stored", action="store_true", help="run nothing; show stored outputs")
     options = parser.parse_args(arguments)
-    paths = options.notebooks or sorted((ROOT / "notebooks").rglob("[0-9]*.ipynb"), key=lambda path: path.name)
+    paths = options.notebooks or sorted(paths_in(ROOT / "notebooks"), key=lambda path: path.stem)
     drawn = None if options.stored else ROOT / "build" / "frames"
     build(paths, ROOT / "_book", fetch(*MATHJAX, ROOT / "build" / "npm"), ROOT / "build" / "site", drawn)
     files = [path for path in (ROOT / "_book").rglob("*") if path.is_file()]
@@ -103,9 +104,10 @@ def build(paths: Iterable[Path], target: Path, mathjax: Path, work: Path, drawn:
         prepare(node, path.stem, "../" * (folder.count("/") + 1), explorers)
         (pages / folder).mkdir(parents=True, exist_ok=True)
         nbformat.write(node, pages / folder / path.name)
-        title = node.cells[0].source.partition("\n")[0].lstrip("# ").partition(":")[0]
+        heading = node.cells[0].source.partition("\n")[0].lstrip("# ")
+        title = next((book.title for book in contents() if book.name == stored.subject(path.stem)), heading)
         group = listed["Further" if folder.endswith("further") else "Lessons"]
-        group.append(f"{path.stem[:2]} {title} <{folder}/{path.stem}>")
+        group.append(f"{path.stem[:2]} {title.partition(':')[0]} <{folder}/{path.stem}>")
     for caption, entries in listed.items():
         front += "\n".join(["\n```{toctree}", ":hidden:", f":caption: {caption}", *entries, "```\n"]) if entries else ""
     (pages / "index.md").write_text(front, encoding="utf-8")
@@ -140,13 +142,11 @@ def run(path: Path, drawn: Path) -> tuple[NotebookNode, list[dict[str, Any]]]:
 
 def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, Any]]) -> None:
     """Add to a copy of a notebook, in place, what Sphinx does not know; `root` leads from its page to the site's."""
-    lesson = name.removesuffix("_further")
-    book = next((book for book in contents() if book.file == f"{lesson}.ipynb"), None)
-    if book:
-        node.metadata["myst"] = {"html_meta": {"description": book.question}}
     entries: dict[str, str] = {}
-    for item in book.items if book else ():
-        entries[item.section] = entries.get(item.section, "") + "".join(map(ENTRY.format, words(item.item)))
+    for book in (book for book in contents() if book.name == stored.subject(name)):
+        node.metadata["myst"] = {"html_meta": {"description": book.question}}
+        for item in (item for item in book.items if item.further == name.endswith("_further")):
+            entries[item.section] = entries.get(item.section, "") + "".join(map(ENTRY.format, words(item.item)))
     for cell in node.cells:
         if cell.cell_type == "markdown":
             cell.source = HEADING.sub(lambda found: entries.get(found[1], "") + found[0], cell.source)
@@ -167,7 +167,7 @@ def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, 
                 cell.outputs.append(display("text/html", about(f"{name}-{number:02}", explorers[number])))
         for tag in cell.metadata.get("tags", []):
             if tag.startswith("answer-"):
-                known = vars(import_module(f"dlscale.{lesson.partition('_')[2]}.exercises")).values()
+                known = vars(import_module(f"dlscale.{stored.room(name)}.exercises")).values()
                 exercises = {exercise.id: exercise for exercise in known if isinstance(exercise, Exercise)}
                 cell.outputs.append(display("text/markdown", folds(exercises[tag.removeprefix("answer-")])))
 
@@ -175,7 +175,7 @@ def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, 
 def picture(node: NotebookNode, number: int) -> str:
     """The stored picture of a run notebook's explorer, in base64."""
     outputs = (output for cell in node.cells for output in cell.get("outputs", []))
-    return next(output.data["image/png"] for output in outputs if output.metadata.get("explorer") == number)
+    return next(output.data["image/png"] for output in outputs if output.get("metadata", {}).get("explorer") == number)
 
 
 def display(kind: str, text: str) -> NotebookNode:
@@ -184,7 +184,7 @@ def display(kind: str, text: str) -> NotebookNode:
 
 def words(item: str) -> list[str]:
     """What an item of the lectures is looked up under: how it begins, names in it, and what stands in parentheses."""
-    first, *rest = (part.strip() for part in re.split("[:;,()]", item.replace("`", "")))
+    first, *rest = (part.strip() for part in re.split(r"[:;,](?= )|[()]", item.replace("`", "")))
     inside = re.findall(r"\(.*?\)", item)
     return [first, *(part for part in rest if part and (part != part.lower() or part in "".join(inside)))]
 
