@@ -148,16 +148,17 @@ def test_course_map_links_what_is_available():
     assert course.course_map()._repr_markdown_().count("](01_sgd.ipynb)") == 1
 
 
-def test_the_index_finds_every_item():
-    lines = readme.index("notebooks/").splitlines()[2:]
-    items = [(book, item) for book in contents() for item in book.items]
-    assert len(lines) == len(items) and len(set(lines)) == len(lines)
-    for (book, item), line in zip(items, lines, strict=True):
-        file = [*book.files.values()][item.further]
-        where = f"](notebooks/{file}) | {item.section} |" if book.available else f"{book.title} | in preparation |"
-        assert f"| {item.id} | {item.item} |" in line and where in line
-    (lars,) = (line for line in lines if "LARS: a trust ratio" in line)
-    assert "04_batch_size_and_lars" in lars
+def test_the_index_finds_every_item_under_its_lecture():
+    for name, part in zip(readme.LECTURES, readme.index("notebooks/").split("## ")[1:], strict=True):
+        lines = part.splitlines()[4:]
+        items = [(book, item) for book in contents() for item in book.items if item.id[:1] == name]
+        assert part.startswith(readme.LECTURES[name]) and len([*filter(None, lines)]) == len(items)
+        for book, item in items:
+            file = [*book.files.values()][item.further]
+            where = f"[{item.section}](notebooks/{file}#{readme.slug(item.section)})"
+            row = f"| {item.id} | {item.item} | {book.file[:2]} | {where if book.available else 'in preparation'} |"
+            assert row in lines
+    assert readme.slug("3. Loss scaling, static and dynamic") == "3-loss-scaling-static-and-dynamic"
 
 
 # Claims
@@ -492,11 +493,11 @@ def test_the_readme_and_its_pages_are_renewed(page, capsys):
     assert ROW.format("7 points", "shows") + " [01_sgd](notebooks/01_sgd.ipynb) |" in text
     assert "not at this scale |" not in text, "only the telling one"
     everything = (page.parent / "docs" / "CLAIMS.md").read_text(encoding="utf-8")
-    assert "| `sgd-above` " + ROW.format("7 points", "shows") in everything
-    assert "| `sgd-below` " + ROW.format("our question", "not at this scale") in everything
+    assert '| <a id="sgd-above"></a>`sgd-above` ' + ROW.format("7 points", "shows") in everything
+    assert '| <a id="sgd-below"></a>`sgd-below` ' + ROW.format("our question", "not at this scale") in everything
     assert "## [01_sgd_further](../notebooks/further/01_sgd_further.ipynb)" in everything
     assert "1 times</summary>\n\n- `sgd-above`, D: “F”, then “T”: W\n\n</details>" in everything
-    item = r"| P1 | A \| loss | [01_sgd](../notebooks/01_sgd.ipynb) | S |"
+    item = r"| P1 | A \| loss | 01 | [S](../notebooks/01_sgd.ipynb#s) |"
     assert item in (page.parent / "docs" / "INDEX.md").read_text(encoding="utf-8")
     (page.parent / "docs" / "CLAIMS.md").write_text("by hand")
     assert readme.renew(page, page.parent, check=True) == 1 and "CLAIMS.md is stale" in capsys.readouterr().err

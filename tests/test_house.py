@@ -13,7 +13,6 @@ from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
-import book  # tools/book.py
 import nbformat
 import pytest
 from packaging.requirements import Requirement
@@ -315,64 +314,3 @@ def test_stray_paths_and_addresses_are_noticed():
     assert stray("open('/ho" + "me/me/x')")
     assert stray("https://pypi" + ".org/simple")
     assert not stray("https://example.org/home/x, ~/work/x, /usr/bin/python3, $HOME/work/x")
-
-
-# The web site
-
-
-@pytest.fixture
-def site(tmp_path):
-    picture = nbformat.v4.new_output("display_data", {"image/png": "aGk="}, metadata={"image/png": {"alt": 'a < "b"'}})
-    for name, neighbour in (("00_first", "01_second"), ("01_second", "00_first")):
-        text = nbformat.v4.new_markdown_cell(f"# The {name}\n\nWhy?\n\n$x^2$ [other]({neighbour}.ipynb#part)")
-        code = nbformat.v4.new_code_cell("1", outputs=[picture], execution_count=1)
-        nbformat.write(nbformat.v4.new_notebook(cells=[text, code]), tmp_path / f"{name}.ipynb")
-    (tmp_path / book.MATHJAX_FILE).write_text("")
-    book.build(sorted(tmp_path.glob("*.ipynb")), tmp_path / "site", tmp_path / book.MATHJAX_FILE)
-    return tmp_path / "site"
-
-
-def test_pages_link_to_each_other_and_to_files_beside_them(site):
-    assert {path.name for path in site.iterdir()} == {
-        "index.html",
-        "00_first.html",
-        "00_first.ipynb",
-        "01_second.html",
-        "01_second.ipynb",
-        "search.js",
-        book.MATHJAX_FILE,
-    }
-    for page in site.glob("*.html"):
-        soup = book.BeautifulSoup(page.read_text(encoding="utf-8"), features="html.parser")
-        files = [link["href"].partition("#")[0] for link in soup.select("a[href]")]
-        files += [script["src"] for script in soup.select("script[src]")]
-        assert book.MATHJAX_FILE in files
-        files = [name for name in files if not name.startswith("https:")]  # Binder and Colab
-        assert [name for name in files if name and not (site / name).is_file()] == []
-        assert book.remote_sources(page) == []
-
-
-def test_pages_keep_formulas_titles_and_alt_texts(site):
-    soup = book.BeautifulSoup((site / "00_first.html").read_text(encoding="utf-8"), features="html.parser")
-    assert "$x^2$" in soup.get_text()
-    assert soup.title.get_text() == "The 00_first"
-    assert soup.find("img")["alt"] == 'a < "b"'
-    assert "Why?" in (site / "index.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "html",
-    [
-        '<script src="https://example.org/a.js"></script>',
-        '<img src="//example.org/a.png">',
-        '<link rel="stylesheet" href="http://example.org/a.css">',
-        "<style>@import 'https://example.org/a.css';</style>",
-        '<p style="background: url(https://example.org/a.png)"></p>',
-        '<script>await import("https://example.org/a.mjs")</script>',
-    ],
-)
-def test_remote_sources_are_found(html, tmp_path):
-    (tmp_path / "page.html").write_text(html)
-    assert len(book.remote_sources(tmp_path / "page.html")) == 1
-    (tmp_path / "page.html").write_text('<a href="https://example.org">a link is no source</a>')
-    assert book.remote_sources(tmp_path / "page.html") == []

@@ -259,6 +259,7 @@ def note(notebook):
     return notebook.page.locator(".dlscale-note").first
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_what_was_seen_or_drawn_ahead_is_shown_without_the_kernel(notebook):
     slider = notebook.slider("<b>n</b>")  # as text, not as markup
@@ -273,6 +274,7 @@ def test_what_was_seen_or_drawn_ahead_is_shown_without_the_kernel(notebook):
     assert notebook.page.evaluate("dlscale.asked.length") == asked
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_frames_take_no_more_than_their_limit_and_the_one_that_is_shown_stays(notebook):
     notebook.page.evaluate("() => { globalThis[Symbol.for('dlscale.frames')].limit = 60_000; }")  # some three frames
@@ -288,6 +290,7 @@ def test_frames_take_no_more_than_their_limit_and_the_one_that_is_shown_stays(no
     assert told(notebook) == "rising 10"
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_a_fast_drag_over_a_slow_line_ends_at_the_last_setting_and_never_goes_back(notebook):
     notebook.page.evaluate("""() => {
@@ -318,6 +321,7 @@ def test_an_error_stands_in_place_and_the_next_move_works(notebook):
     assert notebook.page.locator(".dlscale-screen").first.is_visible()
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_a_kernel_that_is_silent_is_said_to_be_busy_and_nothing_is_lost(notebook):
     notebook.page.evaluate("dlscale.delay = 3000")
@@ -329,6 +333,7 @@ def test_a_kernel_that_is_silent_is_said_to_be_busy_and_nothing_is_lost(notebook
     assert note(notebook).inner_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_a_move_while_a_cell_runs_is_not_lost_when_the_cell_is_interrupted(notebook):
     slider = notebook.slider("<b>n</b>")
@@ -344,6 +349,7 @@ def test_a_move_while_a_cell_runs_is_not_lost_when_the_cell_is_interrupted(noteb
     assert note(notebook).inner_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_after_a_restart_the_page_says_so_and_the_cell_run_again_goes_on(notebook):
     slider = notebook.slider("<b>n</b>")
@@ -359,6 +365,7 @@ def test_after_a_restart_the_page_says_so_and_the_cell_run_again_goes_on(noteboo
     assert note(notebook).inner_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_the_saved_notebook_holds_pictures_alone_and_a_second_tab_moves_by_itself(live, address, notebook):
     notebook.press(notebook.slider("<b>n</b>"), "End")
@@ -382,6 +389,7 @@ def test_the_saved_notebook_holds_pictures_alone_and_a_second_tab_moves_by_itsel
     assert told(notebook) == "rising 38"
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_seven_controls_picture_and_caption_fit_one_screen(notebook):
     notebook.page.set_viewport_size({"width": 1366, "height": 768})
@@ -399,6 +407,7 @@ def test_seven_controls_picture_and_caption_fit_one_screen(notebook):
         notebook.page.set_viewport_size({"width": 1280, "height": 1600})
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_jupyter_notebook_7_works_the_same(live, address, page):
     with lab.opened(page, address.format(live.name).replace("/lab/tree/", "/notebooks/")) as notebook:
@@ -408,6 +417,7 @@ def test_jupyter_notebook_7_works_the_same(live, address, page):
         check_player(notebook, notebook.players()[0])
 
 
+@pytest.mark.long
 @pytest.mark.notebook
 def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, page):
     make, explore = LIVE.split("---")[:2]

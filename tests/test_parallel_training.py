@@ -719,12 +719,12 @@ def test_a_peer_that_never_comes_is_given_up_and_told_of(monkeypatch, capsys):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     for name, value in {"COORDINATOR": address, "PROCESSES": "2", "PROCESS": "0"}.items():
         monkeypatch.setenv(f"DLSCALE_{name}", value)
-    monkeypatch.setattr(processes, "START", 8)  # seconds to find each other
+    monkeypatch.setattr(processes, "START", 3)  # seconds to find each other
     monkeypatch.setattr(command.signal, "signal", lambda *given: None)
     before = descendants()
     assert command.main(["--data", "2", "--timeout", "1"]) == 1
     assert capsys.readouterr().err == (
-        "Nothing came from the processes within a limit of 8 s by the clock, before all 2 had found each other: "
+        "Nothing came from the processes within a limit of 3 s by the clock, before all 2 had found each other: "
         "start each of them, with a DLSCALE_COORDINATOR that it can reach.\n"
     )
     assert descendants() == before

@@ -1,14 +1,15 @@
-"""Make _book/, a web site of the notebooks that needs neither a kernel nor a network: `make book`.
+"""Make _book/, a web site of the course that needs neither a kernel nor a network: `make book`.
 
-Each notebook is run, and its explorers' frames are drawn, so that they move in the page (`frames.py`); what was drawn
-is kept in build/frames until the notebook or its library changes. `--stored` runs nothing: the pages show what the
-notebooks store, explorers as pictures. Formulas are typeset by MathJax, one file that lies beside the pages. Nothing
-is loaded from elsewhere, which is checked at the end; links to Binder and Colab are.
+Sphinx builds it, with MyST-NB and the Sphinx Book Theme (docs/conf.py), from copies of the notebooks in build/site. A
+copy has what those do not know: frames of its explorers (`frames.py`), hints and solutions folded under each exercise,
+alt texts, entries of the index. Each notebook is run for it; what was drawn is kept in build/frames until the notebook
+or its library changes. `--stored` runs nothing: the pages show what the notebooks store, explorers as pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -23,117 +25,102 @@ from typing import Any
 
 import frames
 import nbformat
-from bs4 import BeautifulSoup
-from jinja2 import DictLoader
-from nbconvert import HTMLExporter
 from nbformat import NotebookNode
 
 import notebooks as stored
 from dlscale.course import sources
+from dlscale.course.claims import CLAIM_TYPE
+from dlscale.course.contents import contents
 from dlscale.course.exercises import Exercise
 
 ROOT = Path(__file__).resolve().parent.parent
-REPOSITORY = "dlscale/dlscale"
-MATHJAX_PACKAGE = "mathjax@3.2.2"
-MATHJAX_FILE = "tex-svg-full.js"  # all of TeX and its fonts in one file
-MATHJAX_SHA256 = "a4354ff94fd868aea0cc6eaaa79a57fda0588646fc46ee3700a349ee0a11cbe6"
-
-TEMPLATE = """
-{% extends "lab/index.html.j2" %}
-{% block html_head_js %}{% endblock %}
-{% block html_head_js_mermaidjs %}{% endblock %}
-{% block html_head_js_mathjax %}
-<script>
-MathJax = {tex: {inlineMath: [["$", "$"], ["\\(", "\\)"]], processEscapes: true}, options: {enableMenu: false}};
-</script>
-<script defer src="MATHJAX_FILE"></script>
-{% endblock %}
-{% block html_head_css %}<style>{{ resources.style }}</style>{% endblock %}
-{% block body_header %}
-{{ super() | replace("<main>", "") }}
-<header class="bar">
-<nav aria-label="Course"><details><summary>Contents</summary><ol start="0">
-{% for page, text in resources.pages %}<li><a href="{{ page }}.html">{{ text | e }}</a></li>{% endfor %}
-</ol></details></nav>
-<label>Search <input id="search" type="search" autocomplete="off" aria-controls="found"></label>
-<div id="found" role="region" aria-label="Found" hidden></div>
-<nav class="buttons" aria-label="This notebook">
-{% for address, text in resources.buttons %}<a href="{{ address }}">{{ text }}</a>{% endfor %}
-</nav>
-</header>
-<main>
-{% endblock %}
-{% block body_footer %}
-<nav class="foot" aria-label="Neighbours">
-{% for page, text in resources.links %}<a href="{{ page }}.html">{{ text | e }}</a>{% endfor %}
-</nav>
-<script type="module">{{ resources.script }}</script>
-{{ super() }}
-{% endblock %}
-{% block input_group %}
-{% set hidden = cell.metadata.get("jupyter", {}).get("source_hidden") %}
-{% set folded = hidden or "hide-input" in cell.metadata.get("tags", []) %}
-{% if folded %}<details class="folded"><summary>Show the code</summary>{% endif %}
-{{ super() }}
-{% if folded %}</details>{% endif %}
-{% endblock %}
-{% block data_png scoped %}
-{% set alt = output | get_metadata("alt", "image/png") or "described in the text below" %}
-{{ super() | replace("<img ", '<img alt="' ~ (alt | e) ~ '" ') }}
-{% if "explorer" in output.metadata %}
-<script type="application/json" class="explorer">{{ output.metadata.explorer }}</script>
-{% endif %}
-{% endblock %}
-""".replace("MATHJAX_FILE", MATHJAX_FILE)
+MAX_BYTES = 60_000_000
+FRONT = "<!-- explorer -->"
+LOOK_UP = ["Every item <docs/INDEX>", "A to Z <genindex>", "Every claim <docs/CLAIMS>", "Measuring <docs/MEASURING>"]
+MATHJAX = (  # all of TeX and its fonts in one file
+    "mathjax@3.2.2",
+    "mathjax/es5/tex-svg-full.js",
+    "a4354ff94fd868aea0cc6eaaa79a57fda0588646fc46ee3700a349ee0a11cbe6",
+)
+ARXIV = re.compile(r"(?<!\[)arXiv:(\d{4}\.\d{4,5})")
+HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+ENTRY = "```{{index}} ! single: {}\n```\n\n"
+ANSWER = '<span class="dlscale-answer" data-guess="{}"></span>'
+CLAIM = '<p class="dlscale-claim"><a href="{}">This claim among all</a></p>'
+SOLUTION = "<details><summary>Solution</summary>\n\n```python\n{}\n```\n\n</details>"
+ONLINE = re.compile(r"\[Read online\]\(\S+\)\n+")
+REMOTE = re.compile(
+    r"""(?:<(?:script|img|source|audio|video|iframe)\b[^>]*?\b(?:src|srcset|poster)=|url\(|@import |import\("""
+    r"""|<link\b(?=[^>]*(?:stylesheet|preload|icon))[^>]*?href=)\s*["']?((?:https?:)?//[^"')\s>]+)"""
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all of notebooks/, with notebooks/further/")
     parser.add_argument("--stored", action="store_true", help="run nothing; show stored outputs")
     options = parser.parse_args(arguments)
-    paths = options.notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))
-    target = ROOT / "_book"
-    build(paths, target, fetch_mathjax(ROOT / "build"), None if options.stored else ROOT / "build" / "frames")
-    if found := [f"{path.name}: {source}" for path in target.glob("*.html") for source in remote_sources(path)]:
-        print("These pages would need a network:", *found, sep="\n  ", file=sys.stderr)
-        return 1
-    print(f"Made {target / 'index.html'}")
-    return 0
+    paths = options.notebooks or sorted((ROOT / "notebooks").rglob("[0-9]*.ipynb"), key=lambda path: path.name)
+    drawn = None if options.stored else ROOT / "build" / "frames"
+    build(paths, ROOT / "_book", fetch(*MATHJAX, ROOT / "build" / "npm"), ROOT / "build" / "site", drawn)
+    files = [path for path in (ROOT / "_book").rglob("*") if path.is_file()]
+    wrong = [f"{path.relative_to(ROOT)} would need a network: {source}" for path in files for source in remote(path)]
+    if (size := sum(path.stat().st_size for path in files)) > MAX_BYTES:
+        wrong.append(f"The site takes {size:,} bytes, over {MAX_BYTES:,}.")
+    print(*wrong or [f"Made _book/index.html, {size / 1e6:.0f} MB in all."], sep="\n")
+    return bool(wrong)
 
 
-def build(paths: list[Path], target: Path, mathjax: Path, drawn: Path | None = None) -> None:
-    """Write a page for each notebook, an index of them, what they search in, and MathJax into a new folder `target`.
+def build(paths: Iterable[Path], target: Path, mathjax: Path, work: Path, drawn: Path | None = None) -> None:
+    """Put the site's sources together in a new folder `work`, and let Sphinx build a new folder `target` from them.
 
     With a folder `drawn`, the notebooks are run, or taken from there if they were run before, and their explorers move.
+    Raises RuntimeError if Sphinx fails.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    shutil.copy(mathjax, target / MATHJAX_FILE)
-    nodes = {}
+    shutil.rmtree(work, ignore_errors=True)
+    pages, built = work / "pages", work / "built"
+    (built / "_static" / "frames").mkdir(parents=True)
+    shutil.copytree(ROOT / "docs", pages / "docs", ignore=shutil.ignore_patterns("_*", "*.py", "*.js", "index.md"))
+    for name in ("README.md", "docs/docutils.conf"):
+        shutil.copy(ROOT / name, pages)
+    shutil.copy(mathjax, built / "_static")
+    script, site = ROOT / "dlscale" / "page" / "explorer.js", ROOT / "docs" / "_static" / "site.js"
+    text = script.read_text(encoding="utf-8").partition("export default")[0] + site.read_text(encoding="utf-8")
+    (built / "_static" / "dlscale.js").write_text(f"(() => {{\n{text}\n}})();\n", encoding="utf-8")
+    listed: dict[str, list[str]] = {"Lessons": [], "Further": [], "Look up": LOOK_UP}
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for path in paths:
-        shutil.copy(path, target / path.name)
-        nodes[path.stem], explorers = run(path, drawn) if drawn else (nbformat.read(path, as_version=4), [])
+        node, explorers = run(path, drawn) if drawn else (nbformat.read(path, as_version=4), [])
         for number, explorer in enumerate(explorers):
-            pack = f"{path.stem}-{number:02}"
-            (target / f"{pack}.js").write_text(frames.pack(pack, explorer), encoding="utf-8")
-    names = list(nodes)
-    pages = [("index", "Contents"), *((name, title(node)) for name, node in nodes.items())]
-    for number, (name, node) in enumerate(nodes.items()):
-        links = [(names[number - 1], "← " + title(nodes[names[number - 1]]))] if number else []
-        links += [(after, title(nodes[after]) + " →") for after in names[number + 1 : number + 2]]
-        add_exercises(node, name)
-        _write(node, target / f"{name}.html", {"links": links, "pages": pages[1:], "buttons": buttons(name)})
-    rows = [
-        f"{number}. [{title(node)}]({name}.ipynb)  \n{_question(node)}"
-        for number, (name, node) in enumerate(nodes.items())
-    ]
-    contents = nbformat.v4.new_markdown_cell("# Contents\n\n" + "\n".join(rows))
-    index = nbformat.v4.new_notebook(cells=[contents])
-    _write(index, target / "index.html", {"links": [], "pages": pages[1:], "buttons": buttons(names[0])[:2]})
-    sections = [section for name in names for section in _sections(target / f"{name}.html")]
-    text = json.dumps(sections, ensure_ascii=False, separators=(",", ":"))
-    (target / "search.js").write_text(f"dlscaleSearch({text});\n", encoding="utf-8")
+            pack = built / "_static" / "frames" / f"{path.stem}-{number:02}.js"
+            pack.write_text(f'dlscalePack("{pack.stem}", {json.dumps(explorer["frames"])});\n', encoding="utf-8")
+            for image, content in enumerate(explorer["images"]):
+                pack.with_name(f"{pack.stem}-{image}.webp").write_bytes(base64.b64decode(content))
+            if FRONT in front and explorer is explorers[-1]:  # as in the README, the last picture of the first notebook
+                front = front.replace(FRONT, about(pack.stem, explorer))
+                (pages / "docs" / "start.png").write_bytes(base64.b64decode(picture(node, number)))
+        folder = "notebooks/further" if path.parent.name == "further" else "notebooks"
+        prepare(node, path.stem, "../" * (folder.count("/") + 1), explorers)
+        (pages / folder).mkdir(parents=True, exist_ok=True)
+        nbformat.write(node, pages / folder / path.name)
+        title = node.cells[0].source.partition("\n")[0].lstrip("# ").partition(":")[0]
+        group = listed["Further" if folder.endswith("further") else "Lessons"]
+        group.append(f"{path.stem[:2]} {title} <{folder}/{path.stem}>")
+    for caption, entries in listed.items():
+        front += "\n".join(["\n```{toctree}", ":hidden:", f":caption: {caption}", *entries, "```\n"]) if entries else ""
+    (pages / "index.md").write_text(front, encoding="utf-8")
+    options = ["-q", "-E", "-c", str(ROOT / "docs"), "-d", str(work / "doctrees")]
+    if subprocess.run([sys.executable, "-m", "sphinx", *options, str(pages), str(built)], check=False).returncode:
+        raise RuntimeError("Sphinx did not make the site, see above.")
+    for path in paths:  # to download, small: running it makes its outputs again
+        node = nbformat.read(path, as_version=4)
+        for cell in node.cells:
+            cell.update({"outputs": [], "execution_count": None} if cell.cell_type == "code" else {})
+        nbformat.write(node, next((built / "_sources").rglob(path.name)))
+    for path in [*built.rglob("*.map"), built / "_static" / "locales"]:  # for who works on the theme
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.move(built, target)
 
 
 def run(path: Path, drawn: Path) -> tuple[NotebookNode, list[dict[str, Any]]]:
@@ -146,113 +133,93 @@ def run(path: Path, drawn: Path) -> tuple[NotebookNode, list[dict[str, Any]]]:
         for old in drawn.glob(f"{path.stem}-*.json"):
             old.unlink()
         with tempfile.TemporaryDirectory() as folder:
-            node, explorers = frames.run(path, Path(folder))
-        for output in (output for cell in node.cells for output in cell.get("outputs", [])):
-            if (number := output.get("metadata", {}).get("explorer")) is not None:
-                about = {name: explorers[number][name] for name in ("controls", "alone")}
-                about |= {"name": f"{path.stem}-{number:02}", "alt": output.data["text/plain"]}
-                output.metadata["explorer"] = json.dumps(about).replace("<", "\\u003c")
-        kept.write_text(json.dumps([node, explorers]), encoding="utf-8")
+            kept.write_text(json.dumps(frames.run(path, Path(folder))), encoding="utf-8")
     node, explorers = json.loads(kept.read_text(encoding="utf-8"))
     return nbformat.from_dict(node), explorers
 
 
-def buttons(name: str) -> list[tuple[str, str]]:
-    """Addresses and labels of the places where a notebook can be run, and of its file."""
-    return [
-        (f"https://mybinder.org/v2/gh/{REPOSITORY}/HEAD?urlpath=lab/tree/notebooks/{name}.ipynb", "Run on Binder"),
-        (f"https://colab.research.google.com/github/{REPOSITORY}/blob/main/notebooks/{name}.ipynb", "Run on Colab"),
-        (f"{name}.ipynb", "Download"),
-    ]
+def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, Any]]) -> None:
+    """Add to a copy of a notebook, in place, what Sphinx does not know; `root` leads from its page to the site's."""
+    lesson = name.removesuffix("_further")
+    book = next((book for book in contents() if book.file == f"{lesson}.ipynb"), None)
+    if book:
+        node.metadata["myst"] = {"html_meta": {"description": book.question}}
+    entries: dict[str, str] = {}
+    for item in book.items if book else ():
+        entries[item.section] = entries.get(item.section, "") + "".join(map(ENTRY.format, words(item.item)))
+    for cell in node.cells:
+        if cell.cell_type == "markdown":
+            cell.source = HEADING.sub(lambda found: entries.get(found[1], "") + found[0], cell.source)
+            cell.source = ARXIV.sub(r"[\g<0>](https://arxiv.org/abs/\1)", ONLINE.sub("", cell.source))
+            continue
+        outputs, cell.outputs = cell.outputs, []
+        for output in outputs:
+            data, metadata = output.get("data", {}), output.get("metadata", {})
+            if alt := metadata.get("image/png", {}).get("alt"):
+                cell.metadata["mystnb"] = {"image": {"alt": alt}}
+            if question := metadata.get("dlscale", {}).get("guess"):
+                data["text/markdown"] = ANSWER.format(escape(question)) + data["text/markdown"]
+            if claim := data.pop(CLAIM_TYPE, None):
+                data["text/html"] += CLAIM.format(f"{root}docs/CLAIMS.html#{claim['id']}")
+            cell.outputs.append(output)
+            if "explorer" in metadata:
+                number = metadata["explorer"]
+                cell.outputs.append(display("text/html", about(f"{name}-{number:02}", explorers[number])))
+        for tag in cell.metadata.get("tags", []):
+            if tag.startswith("answer-"):
+                known = vars(import_module(f"dlscale.{lesson.partition('_')[2]}.exercises")).values()
+                exercises = {exercise.id: exercise for exercise in known if isinstance(exercise, Exercise)}
+                cell.outputs.append(display("text/markdown", folds(exercises[tag.removeprefix("answer-")])))
 
 
-def add_exercises(node: NotebookNode, name: str) -> None:
-    """Fold hints and the solution under every cell for an answer."""
-    tagged = [(cell, tag) for cell in node.cells for tag in cell.metadata.get("tags", []) if tag.startswith("answer-")]
-    if not tagged:
-        return
-    known = vars(import_module(f"dlscale.{name.partition('_')[2]}.exercises")).values()
-    exercises = {f"answer-{exercise.id}": exercise for exercise in known if isinstance(exercise, Exercise)}
-    for cell, tag in tagged:
-        exercise = exercises[tag]
-        folds = [(f"Hint {i}", f"<p>{escape(hint)}</p>") for i, hint in enumerate(exercise.hints, 1)]
-        folds.append(("Solution", f'<pre class="mathjax_ignore">{escape(exercise.code.strip())}</pre>'))
-        html = "".join(f"<details><summary>{text}</summary>{inside}</details>" for text, inside in folds)
-        cell.outputs.append(nbformat.v4.new_output("display_data", {"text/html": f'<div class="help">{html}</div>'}))
+def picture(node: NotebookNode, number: int) -> str:
+    """The stored picture of a run notebook's explorer, in base64."""
+    outputs = (output for cell in node.cells for output in cell.get("outputs", []))
+    return next(output.data["image/png"] for output in outputs if output.metadata.get("explorer") == number)
 
 
-def _write(node: NotebookNode, path: Path, resources: dict[str, Any]) -> None:
-    node.metadata["title"] = title(node)
-    page = ROOT / "dlscale" / "page"
-    files = [page / "explorer.css", ROOT / "tools" / "book.css", page / "explorer.js", ROOT / "tools" / "book.js"]
-    styles, more, explorer, book = (file.read_text(encoding="utf-8") for file in files)
-    resources |= {"style": styles + more, "script": explorer + book}
-    exporter = HTMLExporter(template_file="page.html.j2", extra_loaders=[DictLoader({"page.html.j2": TEMPLATE})])
-    html, _ = exporter.from_notebook_node(node, resources=resources)
-    notebook = r'(href="(?!https:)[\w.-]+)\.ipynb([#"])'
-    head, download, rest = html.partition(f'href="{path.stem}.ipynb">Download')  # the file itself
-    html = re.sub(notebook, r"\1.html\2", head) + download + re.sub(notebook, r"\1.html\2", rest)
-    path.write_text(html, encoding="utf-8")
+def display(kind: str, text: str) -> NotebookNode:
+    return nbformat.v4.new_output("display_data", {kind: text})
 
 
-def _sections(path: Path) -> list[dict[str, str]]:
-    """The page's headings with their ids and the words below them, for the search."""
-    soup = BeautifulSoup(path.read_text(encoding="utf-8"), features="html.parser")
-    found: list[dict[str, str]] = []
-    for tag in soup.main.find_all(["h1", "h2", "h3", "h4", "p", "li", "pre", "td"]):
-        text = tag.get_text(" ", strip=True).removesuffix("¶").strip()
-        if tag.name.startswith("h"):
-            found.append({"page": path.stem, "id": tag.get("id", ""), "heading": text, "text": ""})
-        elif found and not tag.find_parent(["li", "td", "p"]):
-            found[-1]["text"] = f"{found[-1]['text']} {text}".strip()
-    return [section | {"title": soup.title.get_text()} for section in found]
+def words(item: str) -> list[str]:
+    """What an item of the lectures is looked up under: how it begins, names in it, and what stands in parentheses."""
+    first, *rest = (part.strip() for part in re.split("[:;,()]", item.replace("`", "")))
+    inside = re.findall(r"\(.*?\)", item)
+    return [first, *(part for part in rest if part and (part != part.lower() or part in "".join(inside)))]
 
 
-def title(node: NotebookNode) -> str:
-    """The text of the notebook's first heading."""
-    return node.cells[0].source.splitlines()[0].lstrip("# ")
+def about(name: str, explorer: dict[str, Any]) -> str:
+    """What the page is told about an explorer, beside the picture; its frames come later."""
+    _, alt = explorer["frames"][frames.key(look["start"] for look in explorer["controls"])]
+    told = {"name": name, "alt": alt, "controls": explorer["controls"], "alone": explorer["alone"]}
+    text = json.dumps(told).replace("<", "\\u003c")
+    return f'<script type="application/json" class="dlscale-about">{text}</script>'
 
 
-def _question(node: NotebookNode) -> str:
-    return next((line for line in node.cells[0].source.splitlines() if "?" in line), "")
+def folds(exercise: Exercise) -> str:
+    """Hints and the solution, folded, in Markdown."""
+    texts = enumerate(map(escape, exercise.hints), 1)
+    hints = [f"<details><summary>Hint {number}</summary><p>{text}</p></details>" for number, text in texts]
+    return "\n".join([*hints, SOLUTION.format(exercise.code.strip())])
 
 
-def remote_sources(path: Path) -> list[str]:
-    """Return what the page would load from a network: sources of scripts, styles and media. Links are no such thing."""
-    soup = BeautifulSoup(path.read_text(encoding="utf-8"), features="html.parser")
-    sources = [tag[name] for name in ("src", "srcset", "data", "poster") for tag in soup.select(f"[{name}]")]
-    sources += [link["href"] for link in soup.select("link[href]")]
-    for style in [*soup.select("style"), *soup.select("[style]")]:
-        css = style.get("style") or style.get_text()
-        sources += re.findall(r"""(?:url\(|@import)\s*["']?([^"')\s]+)""", css)
-    for script in soup.select("script:not([src])"):
-        sources += re.findall(r"""(?:import\(|from|src\s*=)\s*["']([^"']+)""", script.get_text())
-    return [source for source in sources if re.match(r"(https?:)?//", source)]
+def remote(path: Path) -> list[str]:
+    """What a page or its style would load from a network. Links are no such thing."""
+    return REMOTE.findall(path.read_text(encoding="utf-8")) if path.suffix in (".html", ".css") else []
 
 
-def fetch_mathjax(folder: Path) -> Path:
-    """Return MathJax's file in `folder`, fetched with npm if it is not there yet. Ends with a message if it cannot."""
-    file = folder / MATHJAX_FILE
+def fetch(package: str, inside: str, sha256: str, folder: Path) -> Path:
+    """Return a file of an npm package, installed in `folder` if it is not there. Ends with a message if it cannot."""
+    file, npm = folder / package / "node_modules" / inside, shutil.which("npm")
+    if npm and not file.is_file():
+        (folder / package).mkdir(parents=True, exist_ok=True)
+        options = ["--silent", "--no-save", "--ignore-scripts", "--prefix", str(folder / package)]
+        subprocess.run([npm, "install", *options, package], check=False)
     if not file.is_file():
-        npm = shutil.which("npm")
-        if npm is None:
-            sys.exit(f"npm is missing. Install Node.js, or put {MATHJAX_FILE} of {MATHJAX_PACKAGE} into {folder}.")
-        folder.mkdir(exist_ok=True)
-        command = [
-            npm,
-            "install",
-            "--silent",
-            "--no-save",
-            "--ignore-scripts",
-            "--prefix",
-            str(folder),
-            MATHJAX_PACKAGE,
-        ]
-        if subprocess.run(command, check=False).returncode:
-            sys.exit(f"npm could not fetch {MATHJAX_PACKAGE}; is there a network?")
-        shutil.copy(folder / "node_modules" / "mathjax" / "es5" / MATHJAX_FILE, file)
-    if hashlib.sha256(file.read_bytes()).hexdigest() != MATHJAX_SHA256:
-        sys.exit(f"{file} is not that of {MATHJAX_PACKAGE}. Remove it and try again.")
+        sys.exit(f"npm could not fetch {package}. Install Node.js and be online, or put the package's file at {file}.")
+    if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+        sys.exit(f"{file} is not that of {package}. Remove it and try again.")
     return file
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import re
 import sys
 from collections.abc import Sequence
 from itertools import groupby
@@ -22,6 +23,11 @@ from dlscale.lab.checks import known
 
 ROOT = Path(__file__).resolve().parent.parent
 
+ROUTES = {  # notebooks by number
+    "One evening": ("00", "05", "08"),
+    "Systems": ("00", "07", "08", "09", "10", "11", "12", "16"),
+    "Precision and sparsity": ("00", "01", "05", "06", "11", "12"),
+}
 CLAIMS = """# Every claim of the course
 
 Each is decided by a rule, in `claims.toml` of its notebook's room, under `dlscale/`. A claim *shows* where the whole
@@ -33,12 +39,19 @@ interval keeps the rule, and is *weak* where only the mean does. Those that do n
 - *Counted*: {counted}.
 
 `python tools/readme.py` makes this page from `data/results/claims.json`.""".format(**STATUSES)
-INDEX = """# Where is it? Every item of the lectures
+INDEX = """# Every item of the lectures
 
-The letter of an item names its lecture: P is Pedram, Lynch & Lauterbach, C Catanzaro, B Ben-Nun, J the notes on Jia et
-al., E Hoefler; items without one are the course's own. `python tools/readme.py` makes this page from
-`dlscale/course/contents.toml`.
+Each with the section that lets you run it; several share a number where a lecture says more in one place. `python
+tools/readme.py` makes this page from `dlscale/course/contents.toml`.
 """
+LECTURES = {  # by the letter of their items
+    "P": "Pedram, Lynch & Lauterbach",
+    "C": "Catanzaro",
+    "B": "Ben-Nun",
+    "J": "Notes on Jia et al.",
+    "E": "Hoefler",
+    "": "The course's own",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,7 +90,7 @@ def claims_page(made: Sequence[Claim], folder: str) -> str:
     sections = [CLAIMS, tally(made)]
     for notebook, group in groupby(made, key=lambda claim: claim.entry["notebook"]):
         own = list(group)
-        rows = [[f"`{claim.id}`", *claim.row()] for claim in own]
+        rows = [[f'<a id="{claim.id}"></a>`{claim.id}`', *claim.row()] for claim in own]
         sections += [f"## {link(notebook, folder)}", tally(own), markdown_table(("Id", *HEADINGS), rows)]
         if changes := [change for claim in own for change in history(claim.id)]:
             sections += [f"<details><summary>What changed after a first look: {len(changes)} times</summary>"]
@@ -92,14 +105,34 @@ def history(identity: str) -> list[str]:
 
 
 def index(folder: str) -> Markdown:
-    """A table of every item of the lectures, with the notebook and the section; links begin with `folder`."""
-    rows = []
-    for book in contents():
-        for item in book.items:
-            name = f"{book.name}{'_further' * item.further}"
-            where = link(name, folder) if book.available else book.title
-            rows.append([item.id, item.item, where, item.section or "in preparation"])
-    return markdown_table(("", "Item", "Notebook", "Section"), rows)
+    """Tables of every item, lecture by lecture, with links to its section, which begin with `folder`."""
+    items = [(item, book) for book in contents() for item in book.items]
+    items.sort(key=lambda pair: [int(number) for number in re.findall(r"\d+", pair[0].id)])
+    parts = []
+    for letter, lecture in LECTURES.items():
+        rows = []
+        for item, book in items:
+            if item.id[:1] == letter:
+                file = [*book.files.values()][item.further] if book.available else ""
+                section = f"[{item.section}]({folder}{file}#{slug(item.section)})" if file else "in preparation"
+                rows.append([item.id, item.item, book.file[:2], section])
+        parts.append(f"## {lecture}\n\n{markdown_table(('', 'Item', 'Notebook', 'Section'), rows)}")
+    return Markdown("\n\n".join(parts))
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower().replace(" ", "-"))
+
+
+def routes(folder: str) -> Markdown:
+    """Ways through the course, each with its minutes; links begin with `folder`."""
+    books, lines = {book.file[:2]: book for book in contents() if book.available}, []
+    for name, numbers in ROUTES.items():
+        way = [books[number] for number in numbers if number in books]
+        links = " → ".join(f"[{book.file[:2]} {book.title.partition(':')[0]}]({folder}{book.file})" for book in way)
+        lines.append(f"- **{name}** ({sum(book.minutes or 0 for book in way) / 60:.0f} hours): {links}")
+    return Markdown("\n".join(lines))
 
 
 def picture(notebooks: Path | str) -> bytes:
@@ -130,7 +163,7 @@ def renew(page: Path, notebooks: Path, check: bool) -> int:
     made, docs = decided_claims(), page.parent / "docs"
     telling = [claim for claim in made if rules()[claim.id].get("telling")]
     rows = [[*claim.row(), link(claim.entry["notebook"], "notebooks/")] for claim in telling]
-    text = fill(page.read_text(encoding="utf-8"), "map", course_map("notebooks/"))
+    text = fill(page.read_text(encoding="utf-8"), "map", f"{routes('notebooks/')}\n\n{course_map('notebooks/')}")
     changed = sum(bool(history(claim.id)) for claim in made)
     counts = f"{tally(made)} After a first look, {changed} of the {len(made)} had their rule, measure or seeds changed."
     text = fill(text, "counts", counts)

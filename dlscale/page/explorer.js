@@ -2,7 +2,7 @@
 
 A setting is a list of places: the index of a value for each control, the number itself for a number field. Its JSON is
 the key of its frame. Messages: `{at, near}` asks for a frame to show and for others nearby, in order, when there is
-time; `{at, alt}` with a PNG or `{at, error}` answers; `{forget}` says that frames may be out of date.
+time; `{at, alt}` with a PNG or its `url`, or `{at, error}`, answers; `{forget}` says that frames may be out of date.
 
 The notebook's cell holds nothing but the picture, so a saved notebook does, too. Here the explorer takes the place of
 that picture wherever the page shows it. What stands for the kernel (`model`) may as well be a book's stored frames. */
@@ -19,9 +19,9 @@ const nothing = { kept: new Map(), bytes: 0, limit: LIMIT, owners: new Map() };
 const frames = (globalThis[Symbol.for("dlscale.frames")] ??= nothing);
 let count = 0; // of controls, for their ids
 
-function keep(key, blob, alt) {
+function keep(key, url, bytes, alt) {
   forget(key);
-  const frame = { url: URL.createObjectURL(blob), bytes: blob.size, users: 0, alt };
+  const frame = { url, bytes, users: 0, alt };
   frames.kept.set(key, frame);
   frames.bytes += frame.bytes;
   for (const [other, { users }] of frames.kept) {
@@ -162,7 +162,8 @@ class Explorer {
     if (message.error) {
       if (wish === this.wish && this.waits()) this.fail(message.error);
     } else {
-      const frame = keep(key, new Blob([buffers[0]], { type: message.mime ?? "image/png" }), message.alt);
+      const blob = new Blob(buffers.slice(0, 1), { type: "image/png" });
+      const frame = keep(key, message.url ?? URL.createObjectURL(blob), blob.size, message.alt);
       if (wish > this.shown) this.paint(frame, wish);
       if (!this.about.keeps) forget(key);
     }

@@ -7,7 +7,7 @@ at times, and the process may die of it; Matplotlib's own lock does not cover an
 
 import io
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,36 @@ def name(ax: Axes, line: Line2D, label: str, shift: float = 0.0) -> None:
     last = points[np.isfinite(points).all(axis=1)][-1]
     beside = {"xytext": (5, shift), "textcoords": "offset points", "va": "center", "clip_on": False}
     ax.annotate(label, last, color=line.get_color(), **beside)
+
+
+def names(ax: Axes, lines: Mapping[str, Line2D], gap: float) -> None:
+    """Write each label beside the last point of its line, in its colour; labels are at least `gap` (in y) apart."""
+    place = -np.inf
+    for label, line in sorted(lines.items(), key=lambda item: item[1].get_ydata()[-1]):
+        x, y = line.get_xydata()[-1]
+        place = max(y, place + gap)
+        ax.annotate(
+            label, (x, place), (6, 0), textcoords="offset points", color=line.get_color(), va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def forest(groups: Mapping[str, Mapping[str, np.ndarray]], xlabel: str) -> None:
+    """A row for each array of samples: their mean and its 95 % interval, with a colour and a heading for each group."""
+    figure, ax = new(height=1.2 + 0.24 * sum(map(len, groups.values())))
+    rows, said = [], []
+    for (group, samples), color in zip(groups.items(), (BLUE, RED, GREEN, ORANGE), strict=False):
+        ax.text(0.01, len(rows), group, color=color, transform=ax.get_yaxis_transform(), va="center")
+        for row, values in samples.items():
+            mean, low, high = interval(values)
+            ax.plot([low, high], [len(rows)] * 2, color=color)
+            ax.plot(mean, len(rows), "o", color=color)
+            rows.append(row)
+            said.append(f"{row} {mean:.1f}")
+    ax.axvline(0, color=BLACK, linewidth=1)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"{xlabel}, 95 % interval")
+    show(figure, f"{xlabel.capitalize()}: {', '.join(said)}.".replace("-", "−"))
 
 
 def contour(ax: Axes, f: Callable[..., np.ndarray], x: tuple[float, float], y: tuple[float, float]) -> None:

@@ -128,57 +128,6 @@ class Fixed(NamedTuple):
     fraction_bits: int | Array
 
 
-class FlexState(NamedTuple):
-    """What Autoflex knows of a tensor that is computed again and again."""
-
-    exponent: Array  # () int32, for the tensor to come: its unit is 2^exponent
-    maxima: Array  # (16,) float32, largest magnitudes of the latest tensors, the last one last; NaN before there are 16
-
-
-@dataclass(frozen=True)
-class Flexpoint:
-    """A tensor of integers of `mantissa_bits` in two's complement times one power of two (Köster et al. 2017,
-    arXiv:1711.02213); their flex16+5 is Flexpoint(16, 5). The power is 2^0 down to 2^-(2^exponent_bits - 1).
-
-    `at(exponent)` is the format with this exponent. Hardware must choose the exponent before it knows the tensor, from
-    those that came before: `state = init(first_maximum)`, then each time `x = quantize(x, at(state.exponent))` and
-    `state = update(state, x)`. Raises ValueError for bit counts that are impossible or too many for float32.
-    """
-
-    mantissa_bits: int
-    exponent_bits: int
-
-    def __post_init__(self) -> None:
-        checks.whole("mantissa_bits", self.mantissa_bits, low=2, high=25, why="float32 must hold them.")
-        checks.whole("exponent_bits", self.exponent_bits, low=0, high=6, why="float32 must reach so far.")
-
-    def at(self, exponent: ArrayLike) -> Fixed:
-        """The format with the unit 2^exponent."""
-        exponent = jnp.clip(jnp.int32(exponent), 1 - 2**self.exponent_bits, 0)
-        return Fixed(self.mantissa_bits + exponent, -exponent)
-
-    def init(self, maximum: ArrayLike) -> FlexState:
-        """Begin with a tensor whose largest magnitude is about `maximum`."""
-        return self._predict(jnp.full(16, jnp.nan, jnp.float32).at[-1].set(maximum), 0.0)
-
-    def update(self, state: FlexState, x: Array) -> FlexState:
-        """Predict the next exponent, after x was quantized with the present one (Köster et al. 2017, Algorithm 2).
-
-        It should hold twice the largest of the last 16 maxima plus 3 of their standard deviations and 100 units. After
-        an overflow nobody knows how large x was: what came before is forgotten, and twice the maximum is assumed.
-        """
-        maximum, unit = jnp.abs(x).max(), _power_of_two(state.exponent)
-        overflow = maximum >= (2 ** (self.mantissa_bits - 1) - 1) * unit
-        maxima = jnp.where(overflow, jnp.nan, jnp.roll(state.maxima, -1))
-        return self._predict(maxima.at[-1].set(jnp.where(overflow, 2 * maximum, maximum)), 100 * unit)
-
-    def _predict(self, maxima: Array, room: ArrayLike) -> FlexState:
-        """The exponent ⌈log₂ expected⌉ + 1 - mantissa_bits: in this unit, what is expected needs all bits."""
-        fraction, exponent = jnp.frexp(2 * (jnp.nanmax(maxima) + 3 * jnp.nanstd(maxima) + room))
-        exponent = jnp.where(fraction > 0, exponent - (fraction == 0.5) + 1 - self.mantissa_bits, -(2**30))
-        return FlexState(-self.at(exponent).fraction_bits, maxima)
-
-
 Format = Float | Fixed | str  # a string is a name in `FORMATS`
 
 
@@ -274,6 +223,39 @@ def _known(format: Format) -> Float | Fixed:
         checks.whole("fraction_bits", format.fraction_bits, low=0)
         checks.whole("integer_bits + fraction_bits", sum(format), low=2, high=25, why="float32 must hold them.")
     return format
+
+
+# Flexpoint
+
+
+class FlexState(NamedTuple):
+    """What Autoflex knows of a tensor that is computed again and again."""
+
+    exponent: Array  # () int32, for the tensor to come: its unit is 2^exponent
+    maxima: Array  # (16,) float32, largest magnitudes of the latest tensors, the last one last; NaN before there are 16
+
+
+def flexpoint(exponent: ArrayLike, mantissa_bits: int = 16) -> Fixed:
+    """The format of a tensor of integers of `mantissa_bits` in two's complement, times 2^exponent, from -31 to 0.
+
+    With 16 bits that is flex16+5 of Köster et al. 2017 (arXiv:1711.02213).
+    """
+    exponent = jnp.int32(exponent)
+    return Fixed(mantissa_bits + exponent, -exponent)
+
+
+def autoflex(state: FlexState, maximum: Array, mantissa_bits: int = 16) -> FlexState:
+    """Predict the next exponent from the largest magnitude of the present tensor (Köster et al. 2017, Algorithm 2).
+
+    It should hold twice the largest of the last 16 maxima plus 3 of their standard deviations and 100 units. After an
+    overflow nobody knows how large the tensor was: what came before is forgotten, and twice the maximum is assumed.
+    """
+    unit = _power_of_two(state.exponent)
+    overflow = maximum >= (2 ** (mantissa_bits - 1) - 1) * unit
+    maxima = jnp.where(overflow, jnp.nan, jnp.roll(state.maxima, -1))
+    maxima = maxima.at[-1].set(jnp.where(overflow, 2 * maximum, maximum))
+    fraction, power = jnp.frexp(2 * (jnp.nanmax(maxima) + 3 * jnp.nanstd(maxima) + 100 * unit))
+    return FlexState(jnp.clip(power - (fraction == 0.5) + 1 - mantissa_bits, -31, 0), maxima)
 
 
 # Tensors in memory

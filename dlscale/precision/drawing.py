@@ -12,12 +12,7 @@ from dlscale.page import figures, widgets
 
 SHORT = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 EXPONENTS = np.arange(-44, 24)  # of the histograms
-COLORS = {
-    "weights": figures.BLACK,
-    "activations": figures.BLUE,
-    "gradients": figures.RED,
-    "updates": figures.GREEN,
-}
+COLORS = {"weights": figures.BLACK, "activations": figures.BLUE, "gradients": figures.RED, "updates": figures.GREEN}
 
 
 def opening(record: Record) -> None:
@@ -71,6 +66,7 @@ def bits() -> None:
         ax.plot([6, 15.5, 25], [1.2] * 3, "|", color=figures.BLACK, markersize=16)
         (mark,) = ax.plot([], [], "v", color=figures.RED, markersize=9)
         numbers = [ax.text(place, 0.45, "", ha="center") for place in (6, 15.5, 25)]
+        ax.text(15.5, 0.0, "stored", ha="center", color=figures.GREY)
         typed = ax.text(0, 1.62, "", ha="center", color=figures.RED)
 
         def update(x: float, name: str) -> list[Artist]:
@@ -208,12 +204,12 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
 
 
 def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
-    """The loss scale of each format, (steps,), as dynamic loss scaling chose it."""
+    """What multiplies the loss in each step, (steps,), as dynamic loss scaling chose it, for each format."""
     figure, ax = figures.new(height=2.8)
     for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
         (line,) = ax.plot(np.log2(scale), color=color)
         figures.name(ax, line, name)
-    ax.set(xlabel="step", ylabel="loss scale (power of 2)", xlim=(0, len(scale)), ylim=(0, 40))
+    ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
     said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
     figures.show(figure, f"The scale falls from its start until nothing overflows, then moves up and down; {said}.")
 
@@ -224,18 +220,10 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
 def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
     """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
     figure, ax = figures.new(height=3.2)
-    colors = (figures.GREY, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
-    ends = sorted(accuracies, key=lambda name: accuracies[name][:, -1].mean())
-    heights = dict(zip(ends, np.linspace(0, 1, len(ends)), strict=True))
-    for (name, samples), color in zip(accuracies.items(), colors, strict=False):
-        line = figures.band(ax, rates, samples, color, marker="o")
-        low, high = (accuracies[end][:, -1].mean() for end in (ends[0], ends[-1]))
-        room = max(high - low, 3.2 * (len(ends) - 1))
-        wanted = (low + high - room) / 2 + room * heights[name]
-        ax.annotate(
-            name, (rates[-1], wanted), (6, 0), textcoords="offset points", color=line.get_color(), va="center",
-            annotation_clip=False,
-        )  # fmt: skip
+    colors = (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
+    pairs = zip(accuracies.items(), colors, strict=False)
+    lines = {name: figures.band(ax, rates, samples, color, marker="o") for (name, samples), color in pairs}
+    figures.names(ax, lines, gap=3.2)
     ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
     ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
     ax.minorticks_off()
@@ -258,7 +246,7 @@ def updates() -> None:
         paths = [ax.plot([], [], color=figures.SKY, linewidth=0.8)[0] for _ in range(30)]
         colors = {"exact": figures.BLACK, "random, mean of 30": figures.BLUE, "nearest": figures.RED}
         lines = {name: ax.plot([], [], color=color, linewidth=2.5)[0] for name, color in colors.items()}
-        lines["exact"].set(linestyle=":")
+        lines["exact"].set(linestyle=":", zorder=3)
         for place, (name, color) in enumerate(colors.items()):
             ax.text(4, 190 - 17 * place, name, color=color, va="center")
         ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (steps of the format)")
@@ -283,3 +271,78 @@ def updates() -> None:
 
     sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
     widgets.explore(make, alt=caption, size=widgets.slider("size of an update (steps)", sizes, 0.3))
+
+
+# The further notebook
+
+
+def roundings(
+    results: Mapping[str, Mapping[str, tuple[Sequence[float], np.ndarray]]], choice: str, xlabel: str, ylabel: str
+) -> None:
+    """Explore accuracies, (seeds, len(x)) in per cent, over x: a line with its interval for each rounding or format."""
+    colors = {"nearest": figures.RED, "random": figures.BLUE, "float32": figures.GREY}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 102), xscale="log" if "rate" in xlabel else "linear")
+
+        def update(name: str) -> None:
+            for artist in [*ax.lines, *ax.collections, *ax.texts]:
+                artist.remove()
+            for place, (label, (x, samples)) in enumerate(results[name].items()):
+                figures.band(ax, x, samples, colors[label], marker="o" if len(samples) > 1 else "")
+                ax.text(0.98, 0.2 - 0.08 * place, label, color=colors[label], transform=ax.transAxes, ha="right")
+            ax.set_xticks(x, [f"{value:g}" for value in x])
+            ax.minorticks_off()
+
+        return update
+
+    def caption(name: str) -> str:
+        best = (f"{label} {samples.mean(0).max():.0f} %" for label, (_, samples) in results[name].items())
+        return f"{choice.capitalize()}: {name}. At the best place: {', '.join(best)}."
+
+    widgets.explore(make, alt=caption, name=widgets.menu(choice, [*results]))
+
+
+def exponents_by_step(exponents: Mapping[str, np.ndarray]) -> None:
+    """The shared exponents of each kind of tensor, (steps, layers), and in bold their mean over the layers."""
+    figure, ax = figures.new(height=3.6)
+    lines = {}
+    colors = (figures.BLACK, figures.BLUE, figures.GREEN, figures.ORANGE, figures.RED)
+    for (name, values), color in zip(exponents.items(), colors, strict=True):
+        ax.plot(values, color=color, linewidth=0.7, alpha=0.4)
+        (lines[name],) = ax.plot(values.mean(1), color=color)
+    figures.names(ax, lines, gap=0.9)
+    ax.set(xlabel="step", ylabel="shared exponent (power of 2)")
+    ends = ", ".join(f"{name} {values[-1].mean():.0f}" for name, values in exponents.items())
+    figures.show(figure, f"Mean exponents at the end: {ends}.".replace("-", "−"))
+
+
+def sums(totals: Mapping[str, Mapping[str, np.ndarray]], exact: np.ndarray) -> None:
+    """Explore long sums: totals by format and method, and the `exact` ones, each (length,), after each addition."""
+    colors = {"wide": figures.GREY, "Kahan": figures.BLUE, "chunks": figures.ORANGE, "naive": figures.RED}
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        ax.plot([0, 100], [0, 100], ":", color=figures.BLACK)
+        lines = {method: ax.plot([], [], color=color)[0] for method, color in colors.items()}
+        lines["wide"].set(linewidth=6, alpha=0.4)
+        for place, (label, color) in enumerate({"exact (dotted)": figures.BLACK, **colors}.items()):
+            ax.text(0.02, 0.94 - 0.08 * place, label, color=color, transform=ax.transAxes, va="center")
+        ax.set(xlabel="numbers added (% of the length)", ylabel="total (% of the exact sum)")
+        ax.set(xlim=(0, 100), ylim=(0, 115))
+
+        def update(name: str, length: int) -> list[Artist]:
+            at = np.unique(np.linspace(0, length - 1, 300).astype(int))
+            for method, line in lines.items():
+                line.set_data(100 * (at + 1) / length, 100 * totals[name][method][at] / exact[length - 1])
+            return [*lines.values()]
+
+        return update
+
+    def caption(name: str, length: int) -> str:
+        texts = ", ".join(f"{method} {totals[name][method][length - 1]:.4g}" for method in reversed(colors))
+        return f"{length:,} numbers in {name}: the exact sum is {exact[length - 1]:.4g}; {texts}."
+
+    length = widgets.slider("length", [10, 30, 100, 300, 1000, 3000, 8000], 8000, "{:,}")
+    widgets.explore(make, alt=caption, name=widgets.menu("format", [*totals]), length=length)

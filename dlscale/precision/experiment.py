@@ -48,25 +48,16 @@ class Task(NamedTuple):
 SIGNALS = Task("mnist1d_fresh", models.mlp((40, 32, 32, 10)), optax.trace(0.9), 100, 300, (0.025, 0.05, 0.1, 0.2, 0.4))
 TASKS = {
     "digits": Task(
-        "digits",
-        models.mlp((64, *[32] * 5, 10), "sigmoid"),
-        optax.scale_by_adam(),
-        32,
-        1000,
+        "digits", models.mlp((64, *[32] * 5, 10), "sigmoid"), optax.scale_by_adam(), 32, 1000,
         (0.0025, 0.005, 0.01, 0.02, 0.04),
     ),
     "signals": SIGNALS,
     "mislabelled signals": SIGNALS._replace(random_labels=0.4),
     "noisy digits": Task(
-        "digits",
-        models.mlp((64, 24, 10)),
-        optax.trace(0.9),
-        32,
-        1500,
-        (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
-        0.3,
+        "digits", models.mlp((64, 24, 10)), optax.trace(0.9), 32, 1500,
+        (0.003125, 0.00625, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4), 0.3,
     ),
-}
+}  # fmt: skip
 
 
 class Variant(NamedTuple):
@@ -278,16 +269,9 @@ def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -
 
 @functools.partial(jax.jit, static_argnames="rounding")
 def _train(
-    params: models.Params,
-    order: Array,
-    x: Array,
-    y: Array,
-    key: Array,
-    word: Fixed,
-    rate: Array,
-    scale: Array,
+    params: models.Params, order: Array, x: Array, y: Array, key: Array, word: Fixed, rate: Array, scale: Array,
     rounding: str,
-) -> tuple[models.Params, Array]:
+) -> tuple[models.Params, Array]:  # fmt: skip
     """Parameters and the losses (steps,) of SGD with momentum.
 
     Weights, their steps and the errors of the scaled loss are words, products and the softmax are float32.
