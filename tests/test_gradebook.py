@@ -58,7 +58,7 @@ TABLES = {  # what becomes of the table's rows between two batches
 @pytest.mark.parametrize("ended", [None, (os, "fsync"), (Path, "replace")], ids=["to the end", "written", "replaced"])
 @pytest.mark.parametrize("change", TABLES)
 def test_whatever_the_table_held_is_in_it_or_beside_it(change, ended, delimiter, out, monkeypatch):
-    grade(out, "week A", anna="1", bob="1")
+    grade(out, "week A", anna="key 1", bob="key 1")
     with out.open(encoding="utf-8-sig", newline="") as file:
         rows = TABLES[change](list(csv.reader(file)))
     with out.open("w", encoding="utf-8", newline="") as file:
@@ -68,7 +68,7 @@ def test_whatever_the_table_held_is_in_it_or_beside_it(change, ended, delimiter,
     def killed(*_) -> None:
         raise KeyboardInterrupt
 
-    for folder, key in (("week A", "2"), ("week B", "2"), ("week A", "3"), ("week A", "2")):
+    for folder, key in (("week A", "key 2"), ("week B", "key 2"), ("week A", "key 3"), ("week A", "key 2")):
         if ended:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
                 patch.setattr(*ended, killed)
@@ -96,8 +96,12 @@ def test_what_is_written_meanwhile_stays(out):
     book = Gradebook(out, out.parent / "week", EXERCISES)
     book.enter({"file": "anna", "key": "1"})
     grade(out, "other", anna="1")
+    text = out.read_text(encoding="utf-8-sig").replace("file,", "comment,file,").replace("anna,", "well done,anna,")
+    out.write_text(text, encoding="utf-8")
     book.enter({"file": "bob", "key": "1"})
-    assert {("anna", "other"), ("anna", "week"), ("bob", "week")} <= held(out)
+    book.enter({"file": "anna", "key": "2"})
+    assert {("anna", "other"), ("anna", "week"), ("bob", "week"), ("anna", "well done")} <= held(out)
+    assert list(out.parent.iterdir()) == [out]
 
 
 @pytest.mark.parametrize("text", ["name,mark\nanna,1\n", "\0", "file,total\n", 'file,total,remarks,key\n"a', "\xff"])

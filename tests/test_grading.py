@@ -510,8 +510,7 @@ def test_what_editors_make_of_cells(grade, notebook):
     assert (row["remarks"], row["total"], row["of"]) == ("", str(len(CELLS)), str(len(CELLS)))
 
 
-def each(change):
-    """Change each cell of a notebook that is no answer."""
+def each(change):  # cell of a notebook that is no answer
     return lambda book: {
         **book, "cells": [cell if cell["metadata"].get("tags") else cell | change(cell) for cell in book["cells"]]
     }  # fmt: skip
