@@ -25,25 +25,26 @@ lab: $(READY)  ## open the course in JupyterLab
 # The library's tests compile thousands of small programs and run each once or twice: to optimise them, and to make them
 # by XLA's newer fusion emitters, would take twice as long (the older ones may take for ever where many results share
 # their parts: test_collectives.on_all asks for the newer). What runs stored results again, notebooks, what they suggest
-# and trials of records, takes XLA as a reader has it, and so does the smoke test of the oldest versions. A file stays
-# with one worker, which compiles what its tests share; they start in the order of their names: by the number of tests,
-# the last would be those with few and long ones. At most five minutes on two cores: a room's tests add no more than
-# 10 s, and the slowest are printed. A property that needs more has a small size here, and its full one is `long`.
+# and trials of records, and what compares bits, takes XLA as a reader has it; so does the smoke test of the oldest
+# versions. A file stays with one worker, which compiles what its tests share; they start in the order of their names: by
+# the number of tests, the last would be those with few and long ones. At most five minutes on two cores: a room's tests
+# add no more than 10 s, and the slowest are printed. A property that needs more has a small size here; its full one is
+# `long`.
 check: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 check: $(READY)  ## check style, walls and library, in five minutes: all but what runs stored results again
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record and not long"
+	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record and not bits and not long"
 
 # Two workers take one notebook after the other, each first cold under nbval, then in a browser that finds what was
 # compiled: as far as its first explorer, or, for `test-all`, to its end. What shortens a notebook shortens this. At most
 # ten minutes on two cores, once every lesson takes the 20 s that it should.
 ONE = tests/test_notebooks.py tests/test_in_browser.py -k "$(ONLY)"
 test: $(if $(ONLY),$(READY),check)  ## check, and run every lesson cold and in a browser; ONLY=05_precision: that one alone
-	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE) -m "not long",-m "notebook and not long")
+	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE) -m "not long",-m "(notebook or bits) and not long")
 
 test-all: $(if $(ONLY),$(READY),check)  ## test all: further notebooks, every control in a browser, what is suggested, records
-	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE),-m "notebook or record or long")
+	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE),-m "notebook or record or bits or long")
 
 notebooks: $(READY)  ## format and run the notebooks that changed, or whose library changed, and store their outputs
 	$(BIN)/ruff format --quiet notebooks

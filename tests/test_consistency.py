@@ -178,6 +178,7 @@ def same(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("policy", room.POLICIES)
 def test_a_single_worker_of_any_policy_is_fit_to_the_bit(policy):
     found = room.timeline(policy, room.durations(1, 5), 24, **EXTRA.get(policy, {}))
@@ -187,6 +188,7 @@ def test_a_single_worker_of_any_policy_is_fit_to_the_bit(policy):
     np.testing.assert_allclose(run.history.test_accuracy, fitted().history.test_accuracy, atol=1e-6)
 
 
+@pytest.mark.bits
 def test_no_staleness_is_fit_to_the_bit_with_many_workers_and_with_momentum():
     found = room.timeline("asynchronous", np.array([np.inf, 1.0, np.inf]), 24)
     assert not found.staleness.any()
