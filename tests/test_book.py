@@ -68,6 +68,7 @@ widgets.explore(make, alt=told, slope=widgets.slider("steep", range(40), 5), sig
 hidden_gradient = ...
 """
 LESSONS = ("05_precision", "07_recomputation", "08_collectives")
+LONG = ((390, "light"), (1366, "dark"))
 LOOKED_AT = ("index", "notebooks/07_recomputation", "docs/CLAIMS")
 AXE = (
     "axe-core@4.14.1",
@@ -231,6 +232,7 @@ def opened(browser, address: str, width: int = 1366, scheme: str = "light"):
     browser.asked.clear(), browser.wrong.clear()
     browser.goto(address)
     browser.evaluate("globalThis.MathJax?.startup.promise")
+    browser.evaluate("Promise.all(document.getAnimations().map(change => change.finished))")  # colours, too
     return browser
 
 
@@ -496,8 +498,10 @@ def test_a_lesson_is_light(lessons):
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1366])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1366, "light"), (390, "dark"), *(pytest.param(*more, marks=pytest.mark.long) for more in LONG)],
+)
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_axe_finds_nothing_serious(lessons, browser, name, width, scheme):
     page = opened(browser, (lessons / f"{name}.html").as_uri(), width, scheme)

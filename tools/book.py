@@ -36,6 +36,7 @@ from dlscale.course.exercises import Exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 60_000_000
+ADDRESS = "https://dlscale.github.io/dlscale/"
 FRONT = "<!-- explorer -->"
 LOOK_UP = ["Every item <docs/INDEX>", "A to Z <genindex>", "Every claim <docs/CLAIMS>", "Measuring <docs/MEASURING>"]
 MATHJAX = (  # all of TeX and its fonts in one file
@@ -144,7 +145,8 @@ def prepare(node: NotebookNode, name: str, root: str, explorers: list[dict[str, 
     """Add to a copy of a notebook, in place, what Sphinx does not know; `root` leads from its page to the site's."""
     entries: dict[str, str] = {}
     for book in (book for book in contents() if book.name == stored.subject(name)):
-        node.metadata["myst"] = {"html_meta": {"description": book.question}}
+        about_links = {"property=og:title": book.title, "property=og:image": f"{ADDRESS}_images/start.png"}
+        node.metadata["myst"] = {"html_meta": {"description": book.question, **about_links}}
         for item in (item for item in book.items if item.further == name.endswith("_further")):
             entries[item.section] = entries.get(item.section, "") + "".join(map(ENTRY.format, words(item.item)))
     for cell in node.cells:
