@@ -76,8 +76,8 @@ def main(arguments: list[str]) -> int:
         "--out",
         type=Path,
         default=Path("grades.csv"),
-        help="the table (%(default)s); rows of other folders and columns of your own stay, and before a row is replaced "
-        "the table is copied to %(default)s.old1",
+        help="the table (%(default)s); rows of other folders and columns of your own stay, and before a row is "
+        "replaced the table is copied to %(default)s.old1",
     )
     many.add_argument("--seconds", type=float, default=60, help="of the processor, for each cell (%(default)g)")
     many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each answer (%(default)g)")

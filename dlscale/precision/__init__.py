@@ -229,23 +229,15 @@ def _known(format: Format) -> Float | Fixed:
 
 
 class FlexState(NamedTuple):
-    """What Autoflex knows of a tensor that is computed again and again."""
+    """What Autoflex knows of a Flexpoint tensor, which is computed again and again: integers times one power of two."""
 
     exponent: Array  # () int32, for the tensor to come: its unit is 2^exponent
     maxima: Array  # (16,) float32, largest magnitudes of the latest tensors, the last one last; NaN before there are 16
 
 
-def flexpoint(exponent: ArrayLike, mantissa_bits: int = 16) -> Fixed:
-    """The format of a tensor of integers of `mantissa_bits` in two's complement, times 2^exponent, from -31 to 0.
-
-    With 16 bits that is flex16+5 of Köster et al. 2017 (arXiv:1711.02213).
-    """
-    exponent = jnp.int32(exponent)
-    return Fixed(mantissa_bits + exponent, -exponent)
-
-
 def autoflex(state: FlexState, maximum: Array, mantissa_bits: int = 16) -> FlexState:
-    """Predict the next exponent from the largest magnitude of the present tensor (Köster et al. 2017, Algorithm 2).
+    """Predict the next exponent from the largest magnitude of the present tensor (Köster et al. 2017, arXiv:1711.02213,
+    Algorithm 2), whose integers have `mantissa_bits`. It lies from -31 to 0, as in their flex16+5.
 
     It should hold twice the largest of the last 16 maxima plus 3 of their standard deviations and 100 units. After an
     overflow nobody knows how large the tensor was: what came before is forgotten, and twice the maximum is assumed.
@@ -299,8 +291,7 @@ def neighbours(x: float, name: str) -> tuple[float, float]:
     number = _stored(x, name)
     ends = ml_dtypes.finfo(number.dtype)
     below = -np.inf if number <= ends.min else float(np.nextafter(number, ends.min))
-    above = np.inf if number >= ends.max else float(np.nextafter(number, ends.max))
-    return below, above
+    return below, np.inf if number >= ends.max else float(np.nextafter(number, ends.max))
 
 
 def _stored(x: float, name: str) -> np.ndarray:

@@ -97,13 +97,9 @@ def bits() -> None:
         return f"{x:.9g} in {name} becomes {number:.9g} = {_formula(x, name)}: {'exact' if number == x else error}."
 
     examples = [1.0, -3.14159265, 1e-7, 1e-8, 2049.0, 65519.0, 65520.0, 1e38]
-    widgets.explore(
-        make,
-        alt=caption,
-        height=2.7,
-        x=widgets.number("number", 0.1, -3.4e38, 3.4e38, examples),
-        name=widgets.menu("format", ["float32", *SHORT], "float16"),
-    )
+    x = widgets.number("number", 0.1, -3.4e38, 3.4e38, examples)
+    name = widgets.menu("format", ["float32", *SHORT], "float16")
+    widgets.explore(make, alt=caption, height=2.7, x=x, name=name)
 
 
 # Section 2
@@ -157,13 +153,9 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
             f"to zero and makes {infinite:.0f} % infinite. The dotted line shows the gradients as they are."
         )
 
-    widgets.explore(
-        make,
-        alt=caption,
-        shift=widgets.slider("loss × 2^", list(range(-12, 22)), -10),
-        step=widgets.slider("step", list(tensors), min(tensors)),
-        name=widgets.menu("format", SHORT),
-    )
+    shift = widgets.slider("loss × 2^", list(range(-12, 22)), -10)
+    step = widgets.slider("step", list(tensors), min(tensors))
+    widgets.explore(make, alt=caption, shift=shift, step=step, name=widgets.menu("format", SHORT))
 
 
 # Section 3
@@ -276,10 +268,8 @@ def updates() -> None:
 # The further notebook
 
 
-def roundings(
-    results: Mapping[str, Mapping[str, tuple[Sequence[float], np.ndarray]]], choice: str, xlabel: str, ylabel: str
-) -> None:
-    """Explore accuracies, (seeds, len(x)) in per cent, over x: a line with its interval for each rounding or format."""
+def roundings(results: Mapping[str, Mapping[str, tuple]], choice: str, xlabel: str, ylabel: str) -> None:
+    """Explore x and accuracies, (seeds, len(x)) in per cent: a line with its interval for each rounding or format."""
     colors = {"nearest": figures.RED, "random": figures.BLUE, "float32": figures.GREY}
 
     def make(fig: Figure) -> widgets.Update:
@@ -290,8 +280,8 @@ def roundings(
             for artist in [*ax.lines, *ax.collections, *ax.texts]:
                 artist.remove()
             for place, (label, (x, samples)) in enumerate(results[name].items()):
-                figures.band(ax, x, samples, colors[label], marker="o" if len(samples) > 1 else "")
-                ax.text(0.98, 0.2 - 0.08 * place, label, color=colors[label], transform=ax.transAxes, ha="right")
+                figures.band(ax, x, samples, colors[label], marker="o")
+                ax.text(0.98, 0.78 - 0.08 * place, label, color=colors[label], transform=ax.transAxes, ha="right")
             ax.set_xticks(x, [f"{value:g}" for value in x])
             ax.minorticks_off()
 
@@ -329,8 +319,7 @@ def sums(totals: Mapping[str, Mapping[str, np.ndarray]], exact: np.ndarray) -> N
         lines["wide"].set(linewidth=6, alpha=0.4)
         for place, (label, color) in enumerate({"exact (dotted)": figures.BLACK, **colors}.items()):
             ax.text(0.02, 0.94 - 0.08 * place, label, color=color, transform=ax.transAxes, va="center")
-        ax.set(xlabel="numbers added (% of the length)", ylabel="total (% of the exact sum)")
-        ax.set(xlim=(0, 100), ylim=(0, 115))
+        ax.set(xlabel="numbers added (% of all)", ylabel="total (% of the exact sum)", xlim=(0, 100), ylim=(0, 115))
 
         def update(name: str, length: int) -> list[Artist]:
             at = np.unique(np.linspace(0, length - 1, 300).astype(int))

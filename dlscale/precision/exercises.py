@@ -128,25 +128,20 @@ def _random(answer: Any) -> str | None:
             return wrong
         low = np.floor(x / step) * step
         if not np.isin(rounded, [low, x] if low == x else [low, low + step]).all():
-            return (
-                f"{given}: some numbers go elsewhere than to one of the two neighbours (a multiple stays what it is)."
-            )
+            return f"{given}: some numbers go elsewhere than to one of the two neighbours (a multiple is its own)."
         spread = np.sqrt((x - low) * (low + step - x))  # of a single draw; of means over rows and columns, and of all
         off = [np.abs(rounded.mean(axis) - x).max() * np.sqrt(n) for axis, n in ((0, 200), (1, 100), (None, 20_000))]
         if max(off) > 5.5 * spread:
-            return (
-                f"{given}, 20,000 draws of their own: the mean {rounded.mean():.5g} (or that of a row) is too far off."
-            )
+            return f"{given}, 20,000 draws: the mean {rounded.mean():.5g}, or that of a row or column, is too far off."
     return None
 
 
 random = Exercise(
     id="precision-random",
     answer="at_random",
-    question="Write `at_random(x, fraction_bits, rng)`: stochastic rounding of an array of floats, some of them "
-    "negative, to whole multiples of $2^{-FL}$, where `fraction_bits` is FL. Each number goes to one of its two "
-    "neighbours, by a draw of its own from `rng`, a `np.random.Generator`, with the probability above; multiples stay "
-    "what they are. (Nothing here is too large.)",
+    question="Write `at_random(x, fraction_bits, rng)`: random rounding of an array of floats, some of them negative, "
+    "to multiples of $2^{-FL}$, where `fraction_bits` is FL. Each number needs a random draw of its own from `rng`, a "
+    "`np.random.Generator`. Multiples stay as they are. Nothing here is too large.",
     hints=(
         "Count in steps: scaled = x * 2.0**fraction_bits; np.floor gives the lower neighbour, of negative numbers too.",
         "rng.random(x.shape) < p is true with the probability p, for each number by itself.",
@@ -155,8 +150,7 @@ random = Exercise(
 def at_random(x, fraction_bits, rng):
     scaled = x * 2.0**fraction_bits
     lower = np.floor(scaled)
-    chance = scaled - lower
-    up = rng.random(x.shape) < chance
+    up = rng.random(x.shape) < scaled - lower
     return (lower + up) / 2.0**fraction_bits
 """,
     wrong=_random,
@@ -198,10 +192,8 @@ def _summing(answer: Any) -> str | None:
     rng = np.random.default_rng(9)
     for what, values in (("0.1, 3,000 times", np.full(3000, 0.1)), ("2,500 numbers", rng.uniform(0, 0.3, 2500))):
         pairs = np.asarray(answer(len(values)))
-        if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype.kind not in "iu":
-            return "`adding_order` must return pairs (i, j) of whole numbers."
-        if len(pairs) > 2 * len(values):
-            return f"{what}: {len(pairs)} additions are more than two for each number."
+        if pairs.shape != (len(pairs), 2) or pairs.dtype.kind not in "iu" or len(pairs) > 2 * len(values):
+            return "`adding_order` must return pairs (i, j) of whole numbers, at most two for each number."
         if pairs.min() < 0 or pairs.max() >= len(values) or (pairs[:, 0] == pairs[:, 1]).any():
             return f"{what}: the places go from 0 to {len(values) - 1}, and the two of a pair must differ."
         totals = values.astype(np.float16)

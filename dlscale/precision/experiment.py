@@ -211,16 +211,12 @@ def compare_variants(run: RunTrials) -> None:
 FORMATS = Experiment(
     "precision-formats",
     "Small networks in short formats: one of 1,024 workers, one kind of tensor after the other, stored weights",
-    train_variant,
-    compare_variants,
-    {"accuracy": 1.0, "early_loss": 0.05},
-    chaotic=("accuracy",),
-    drawn={"judged_on": "test"},
+    train_variant, compare_variants,
+    {"accuracy": 1.0, "early_loss": 0.05}, chaotic=("accuracy",), drawn={"judged_on": "test"},
     confirms=(
         "precision-loss_scaling", "precision-bfloat16", "precision-dynamic", "precision-mixed", "precision-softmax",
         "precision-update", "precision-weights-in-8-bits", "precision-labels", "precision-random-weights",
-        "precision-random-weights-noisy",
-        "precision-random-weights-untuned",
+        "precision-random-weights-noisy", "precision-random-weights-untuned",
     ),
 )  # fmt: skip
 
