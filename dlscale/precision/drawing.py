@@ -22,19 +22,17 @@ def opening(record: Record) -> None:
         "1,024 workers, 32 bits": "worker, float32",
         "1,024 workers, 16 bits": "worker, float16",
     }
+    accuracies = {name: record.values("accuracy", variant=run, judged_on="test") for name, run in runs.items()}
     figure, ax = figures.new(height=2.2)
-    means = {}
-    for place, (name, variant) in enumerate(runs.items()):
-        accuracy = record.values("accuracy", variant=variant, judged_on="test")
-        means[name] = accuracy.mean()
+    for place, accuracy in enumerate(accuracies.values()):
         ax.barh(place, accuracy.mean(), color=figures.SKY if place < 2 else figures.RED)
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
     ax.axvline(10, color=figures.BLACK, linestyle=":")
     ax.text(10.5, -0.65, "guessing", va="center")
-    ax.set_yticks(range(3), list(runs))
     ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), a mark for each seed")
-    ax.grid(visible=False, axis="y")
-    figures.show(figure, "; ".join(f"{name}: {mean:.0f} % of the test digits right" for name, mean in means.items()))
+    ax.set_yticks(range(3), list(runs))
+    said = (f"{name}: {accuracy.mean():.0f} % of the test digits right" for name, accuracy in accuracies.items())
+    figures.show(figure, "; ".join(said))
 
 
 # Section 1
@@ -199,8 +197,7 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
     """What multiplies the loss in each step, (steps,), as dynamic loss scaling chose it, for each format."""
     figure, ax = figures.new(height=2.8)
     for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
-        (line,) = ax.plot(np.log2(scale), color=color)
-        figures.name(ax, line, name)
+        figures.name(ax, ax.plot(np.log2(scale), color=color)[0], name)
     ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
     said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
     figures.show(figure, f"The scale falls from its start until nothing overflows, then moves up and down; {said}.")

@@ -29,8 +29,8 @@ decode = Exercise(
     id="precision-decode",
     answer="decode",
     question='Write `decode`, which reads a number from three strings of bits, such as `decode("0", "01011", '
-    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. You need'
-    " not handle infinity and NaN.",
+    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. You need not handle '
+    "infinity and NaN.",
     hints=(
         "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
         "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
