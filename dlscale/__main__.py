@@ -72,13 +72,8 @@ def main(arguments: list[str]) -> int:
         "that students added or changed run, too, with your rights: grade in a container or a throw-away account.",
     )
     many.add_argument("folder", type=Path, help="of the submissions")
-    many.add_argument(
-        "--out",
-        type=Path,
-        default=Path("grades.csv"),
-        help="the table (%(default)s); rows of other folders and columns of your own stay, and before a row is replaced "
-        "the table is copied to %(default)s.old1",
-    )
+    stays = "the table (%(default)s); what others wrote into it stays, and before rows are replaced it is copied"
+    many.add_argument("--out", type=Path, default=Path("grades.csv"), help=stays)
     many.add_argument("--seconds", type=float, default=60, help="of the processor, for each cell (%(default)g)")
     many.add_argument("--wall", type=float, default=600, help="seconds of the clock, for each answer (%(default)g)")
     many.add_argument("--memory", type=float, default=1500, help="megabytes, for each notebook (%(default)g)")
