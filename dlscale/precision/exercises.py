@@ -175,8 +175,8 @@ flex = Exercise(
     id="precision-flex",
     answer="next_exponent",
     question="Write `next_exponent(maxima, unit, mantissa_bits)`. `unit` is the present $2^e$, and std is `np.std`. "
-    "The exponent is the logarithm to base 2 of the expected number, rounded up, plus 1, minus `mantissa_bits`. Keep it "
-    "between −31 and 0.",
+    "The exponent is the logarithm to base 2 of the expected number, rounded up, plus 1, minus `mantissa_bits`. Keep "
+    "it between −31 and 0.",
     hints=("np.ceil(np.log2(expected)) + 1 - mantissa_bits, then np.clip.",),
     code="""
 def next_exponent(maxima, unit, mantissa_bits):
