@@ -38,11 +38,21 @@ def experiments() -> dict[str, records.Experiment]:
     return instances(records.Experiment, "experiment")
 
 
+def duration(identity: str) -> str:
+    """How long a recorded experiment took, from its record; "not recorded yet" if there is none."""
+    try:
+        seconds = sum(trial.seconds for trial in records.read(identity).trials)
+    except FileNotFoundError:
+        return "not recorded yet"
+    return f"about {max(1, round(seconds / 60)):,} minutes of one core"
+
+
 def run(identity: str | None, folder: Path) -> None:
     """Run a recorded experiment with progress; without an id, list them."""
     known = experiments()
     if identity is None:
-        print("\n".join(f"{entry.id}: {entry.about}" for entry in known.values()))
+        for entry in known.values():
+            print(f"{entry.id}: {entry.about}; {duration(entry.id)}")
         return
     chosen = known[checks.known("experiment", identity, known)]
     with tqdm(desc=identity, unit=" trials") as bar:
@@ -60,7 +70,12 @@ def main(arguments: list[str]) -> int:
         return TOOLS[arguments[0]].main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m dlscale", description="The commands of the course.")
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run", help="run a recorded experiment and renew its record")
+    one = commands.add_parser(
+        "run",
+        help="run a recorded experiment and renew its record",
+        epilog="Example: python -m dlscale run precision-formats. It uses all cores and takes a minute to some hours; "
+        "without an id, each experiment is listed with its time. Ctrl-C stops it, the same command goes on from there.",
+    )
     one.add_argument("identity", metavar="id", nargs="?", help="which; without it, all are listed")
     one.add_argument("--folder", type=Path, default=records.results_folder(), help="of the records")
     one.set_defaults(work=run)
@@ -86,6 +101,9 @@ def main(arguments: list[str]) -> int:
     many.set_defaults(work=lambda **options: grading.grade(exercises=exercises(), **options))
     for name, tool in TOOLS.items():
         commands.add_parser(name, help=tool.ABOUT)
+    if not arguments:
+        parser.print_help()
+        return 0
     options = vars(parser.parse_args(arguments))
     try:
         return options.pop("work")(**options) or 0

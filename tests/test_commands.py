@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import dlscale
+import dlscale.__main__ as commands
 
 ROOT = Path(__file__).parent.parent
 KEPT = {"/data/downloads/", "/data/results/*.part"}  # data that somebody waited for
@@ -91,3 +92,21 @@ def test_a_stopped_benchmark_ends_with_its_children_and_one_line(number, tmp_pat
     assert error.partition("\n")[2] == "Stopped: all that was started has ended.\n"
     assert not any(child.is_running() for child in children)
     assert not (tmp_path / "rows.json").exists()
+
+
+# The list of commands
+
+
+def test_without_a_command_they_are_listed(capsys):
+    assert commands.main([]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n    {name} " in said for name in ("run", "grade", "measure", "train", "serve"))
+
+
+def test_run_lists_every_experiment_with_its_time(capsys, monkeypatch):
+    assert commands.main(["run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [*commands.experiments()]
+    assert all(re.search(r"; about [\d,]+ minutes? of one core$", line) for line in lines)
+    monkeypatch.setattr(commands.records, "results_folder", lambda: Path("nowhere"))
+    assert commands.duration("precision-formats") == "not recorded yet"

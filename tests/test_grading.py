@@ -47,7 +47,7 @@ pair = {"f": lambda x: x + 1, "rest": namedtuple("Rest", "first second")(1, 3)}
 def _number(answer):
     return compare("The number", answer() if callable(answer) else answer, 42)
 
-for i in range(20):
+for i in range(25):
     globals()[f"n{i}"] = Exercise(f"demo-n{i}", "n", "Six times seven?", ["Count."], "n = 42", _number, "yes.")
 '''
 
@@ -483,7 +483,8 @@ CELLS = {  # what becomes of an answer's cell: sources, with what is left of tag
     "the solution is pasted over it": [("ID = 42", TAG | KNOWN)],
     "pasted, and the tag is gone": [("ID = 42", KNOWN)],
     "pasted into a new cell": [("ID = 42", 0)],
-    "magics": [("%matplotlib inline\n%matplotlib widget\n%load_ext unknown\n%unknown\n!exit 1\n" + RIGHT, TAG | KNOWN)],
+    "magics": [("%matplotlib inline\n%matplotlib qt\n%load_ext no\n%no\n!echo > made\n" + RIGHT, TAG | KNOWN)],
+    "what they leave": [("assert not Path('made').exists()\n%pylab widget\nplt.plot(ID := 42)\n" + CHECK, TAG | KNOWN)],
     "timed": [("%%time\n" + RIGHT, TAG | KNOWN)],
     "a crash after the check": [(RIGHT + "\n1 / 0", TAG | KNOWN)],
     "a failed try": [("1 / 0", 0), ("sys.exit()", 0), ("ID = = 0", 0), (RIGHT, TAG | KNOWN)],
@@ -508,6 +509,13 @@ def test_what_editors_make_of_cells(grade, notebook):
     book.cells[0].source += "\nhelper = 42"
     row = grade(student=nbformat.writes(book).encode())["student"]
     assert (row["remarks"], row["total"], row["of"]) == ("", str(len(CELLS)), str(len(CELLS)))
+
+
+def test_an_answer_is_known_by_its_tag_its_id_or_its_check():
+    blank, step = "a = ...\nexercises.a.check(a)", grading.Step
+    course = [grading.Cell(None, "1", "1"), grading.Cell(None, "2", "2"), grading.Cell("demo-a", "3", blank)]
+    for cell in (grading.Cell("demo-a", None, "a"), grading.Cell(None, "3", "b"), grading.Cell(None, "4", blank + "1")):
+        assert grading.arrange([cell], course, {}) == [step(None, "1"), step(None, "2"), step("demo-a", cell.source)]
 
 
 def each(change):  # cell of a notebook that is no answer
