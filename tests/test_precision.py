@@ -1,6 +1,6 @@
-"""Rounding against ml_dtypes over all bit patterns, the laws of all formats, and training in few bits."""
+"""Rounding against ml_dtypes over all bit patterns, the laws of all formats, training in few bits, the exercises."""
 
-# ruff: noqa: A001, A002 - as in dlscale/precision.py
+# ruff: noqa: A001, A002 - as in dlscale/precision
 
 from __future__ import annotations
 
@@ -217,17 +217,11 @@ def deviates(values: np.ndarray, low: float, high: float, x: float) -> float:
 @pytest.mark.parametrize(
     ("format", "x"),
     [
-        (Float(5, 10), 1.0001),
         (Float(5, 10), -0.1),
         (Float(5, 10), 3.3e-6),  # among the subnormal numbers
         (Float(5, 10), 2e-8),  # between 0 and the smallest of them
-        (Float(5, 10), 3e-10),
-        (Float(4, 3, "nan"), 0.0137),
-        (Float(8, 7), 1.00390625),
         (Float(8, 7), 1e-39),  # subnormal in float32 too
-        (Float(3, 23), 0.1),
         (Float(2, 1, "none"), -5.5),
-        (Fixed(6, 10), 0.1),
         (Fixed(6, 10), -1e-5),
         (Fixed(2, 14), -1.3),
     ],
@@ -394,13 +388,6 @@ def test_bits_are_the_bit_pattern(name):
             assert exponent == "1" * form.exponent_bits and "1" in mantissa
 
 
-def test_bits_and_neighbours_by_hand():
-    assert precision.bits(0.1, "float16") == ("0", "01011", "1001100110")
-    assert precision.bits(-65520, "float16") == ("1", "11111", "0000000000")
-    assert precision.neighbours(65519, "float16") == (65472, math.inf)
-    assert all(map(math.isnan, precision.neighbours(-1e10, "float8_e4m3fn")))
-
-
 @pytest.mark.parametrize("name", NARROW)
 def test_neighbours_are_the_next_numbers(name):
     sorted_values = np.unique(patterns(name)[np.isfinite(patterns(name))]).tolist()
@@ -512,19 +499,15 @@ def test_the_scale_is_found_inside_other_states():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Float(-1, 3), "exponent_bits must be a whole number from 2 to 8"),
         (lambda: Float(9, 3), "Wider formats than float32"),
         (lambda: Float(5, 24), "mantissa_bits must be a whole number from 1 to 23"),
-        (lambda: Float(5, 0), "mantissa_bits must be"),
         (lambda: Float(5, 2.5), "mantissa_bits must be"),
         (lambda: Float(5, 2, "fn"), "Unknown specials 'fn'"),
         (lambda: Float(8, 3, "nan"), "reach beyond float32"),
         (lambda: quantize(1.0, Fixed(0, 8)), "integer_bits must be a whole number of at least 1"),
         (lambda: quantize(1.0, Fixed(8, -1)), "fraction_bits must be a whole number of at least 0"),
         (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits must be a whole number from 2 to 25"),
-        (lambda: quantize(1.0, Fixed(1, 0)), "from 2 to 25"),
         (lambda: quantize(np.arange(3), "float16"), "quantize rounds floats, not int"),
-        (lambda: quantize(1, "float16"), "quantize rounds floats, not int"),
         (lambda: quantize(True, "float16"), "quantize rounds floats, not bool"),
         (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
         (lambda: quantize(1.0, np.float16), "format must be a Float, a Fixed or the name"),
@@ -709,10 +692,9 @@ def test_the_scale_of_a_variant_adapts_as_the_librarys():
 
 
 def test_stored_weights_are_numbers_of_their_format():
-    for rounding in ("nearest", "stochastic"):
-        *_, (weights, _) = steps_of(experiment.Variant(weights="float8_e5m2", rounding=rounding), 5)
-        assert same(weights, quantize(weights, "float8_e5m2")).all()
-        assert not same(weights[0], weights[-1]).all()
+    *_, (weights, _) = steps_of(experiment.Variant(weights="float8_e5m2", rounding="stochastic"), 5)
+    assert same(weights, quantize(weights, "float8_e5m2")).all()
+    assert not same(weights[0], weights[-1]).all()
 
 
 # What the notebooks suggest
@@ -735,11 +717,11 @@ def test_the_smallest_number_of_a_format_decides_whether_it_learns():
 
 @suggested_by("05_precision")
 def test_a_scale_that_starts_too_low_climbs():
-    cells = Cells("05_precision", {"initial=2.0**36": "initial=2.0**-10"})
+    cells = Cells("05_precision", {"initial=2.0**36": "initial=1.0"})
     cells.data |= lesson({}, "train-scaled").data
     cells.run("precision-train-dynamic")
-    for _, scales in cells["dynamic"].values():
-        assert scales[0] == 2.0**-10 and scales.max() > 1
+    _, multipliers = cells["dynamic"]["float16"]
+    assert multipliers[0] == 2.0**-10 and (multipliers[50::50] == 2.0 * multipliers[:-50:50]).all()
 
 
 @suggested_by("05_precision")

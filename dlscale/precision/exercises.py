@@ -139,9 +139,9 @@ def _random(answer: Any) -> str | None:
 random = Exercise(
     id="precision-random",
     answer="at_random",
-    question="Write `at_random(x, fraction_bits, rng)`: random rounding of an array of floats, some of them negative, "
-    "to multiples of $2^{-FL}$, where `fraction_bits` is FL. Each number needs a random draw of its own from `rng`, a "
-    "`np.random.Generator`. Multiples stay as they are. Nothing here is too large.",
+    question="Write `at_random(x, fraction_bits, rng)`, random rounding of an array of floats, some of them negative. "
+    "Each number needs a random draw of its own from `rng`, a `np.random.Generator`. Multiples of the step "
+    "$2^{-FL}$ stay as they are, and nothing here is too large.",
     hints=(
         "Count in steps: scaled = x * 2.0**fraction_bits; np.floor gives the lower neighbour, of negative numbers too.",
         "rng.random(x.shape) < p is true with the probability p, for each number by itself.",
@@ -174,9 +174,9 @@ def _flex(answer: Any) -> str | None:
 flex = Exercise(
     id="precision-flex",
     answer="next_exponent",
-    question="Write `next_exponent`, the heart of Autoflex. Expect twice the sum of the largest of 16 `maxima`, "
-    "three of their standard deviations (`np.std`) and 100 times the present `unit`. The exponent is the logarithm of "
-    "that to base 2, rounded up, plus 1, minus `mantissa_bits`. Keep it from -31 to 0.",
+    question="Write `next_exponent(maxima, unit, mantissa_bits)`. `unit` is the present $2^e$, and std is `np.std`. "
+    "The exponent is the logarithm to base 2 of the expected number, rounded up, plus 1, minus `mantissa_bits`. Keep "
+    "it between −31 and 0.",
     hints=("np.ceil(np.log2(expected)) + 1 - mantissa_bits, then np.clip.",),
     code="""
 def next_exponent(maxima, unit, mantissa_bits):
@@ -210,9 +210,9 @@ def _summing(answer: Any) -> str | None:
 summing = Exercise(
     id="precision-summing",
     answer="adding_order",
-    question="In which order should a processor that has only float16 add `count` numbers? Write "
-    "`adding_order(count)`, a list of pairs (i, j). Each pair adds the number at place j to that at place i, rounds to "
-    "float16, and leaves 0 at place j. At the end everything is at place 0, wrong by at most 1 %.",
+    question="Write `adding_order(count)`, a list of pairs (i, j). Each pair adds the number at place j to the number "
+    "at place i, rounds to float16, and leaves 0 at place j. At the end everything must be at place 0, and wrong by at "
+    "most 1 %. Take at most two additions for each number.",
     hints=(
         "A sum goes wrong where a small number meets a large total. In which order do numbers of like size meet?",
         "Add neighbours in pairs, then the sums of pairs in pairs, and so on; or chunks first, then their totals.",
