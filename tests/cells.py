@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 
-from notebooks import python  # tools/notebooks.py
+from dlscale.course.sources import python
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 

@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from dlscale import batch_size_and_lars as room
 from dlscale.batch_size_and_lars import exercises
 from dlscale.batch_size_and_lars import experiment as recorded
+from dlscale.course.sources import python
 from dlscale.lab import data, models, train
 from dlscale.page import figures
 
@@ -469,7 +470,7 @@ def cells():
     cut = {"batch-14": "descents =", "batch-26": "passed =", "batch-warm-method": "EPOCHS, FAIL ="}
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.id in {f"batch-{name}" for name in wanted}:
-            exec(cell.source.partition(cut.get(cell.id, "\0"))[0], names)
+            exec(python(cell.source).partition(cut.get(cell.id, "\0"))[0], names)
     return names | {"EPOCHS": 16}
 
 

@@ -14,7 +14,7 @@ from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import notebooks  # tools/notebooks.py
+from dlscale.course.sources import python
 from dlscale.learning_rate import Ride, exercises
 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_learning_rate.ipynb"
@@ -254,7 +254,7 @@ def run_cells(names: str, edits: dict[str, str]) -> dict:
         assert found or old in LIGHT, f"no cell has {old!r}"
         sources |= {name: sources[name].replace(old, new) for name in found}
     for source in sources.values():
-        exec(notebooks.python(source), namespace)
+        exec(python(source), namespace)
     return namespace
 
 

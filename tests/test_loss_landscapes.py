@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-import notebooks  # tools/notebooks.py
 from dlscale import loss_landscapes as room
 from dlscale.course import records
+from dlscale.course.sources import python
 from dlscale.lab import models
 from dlscale.loss_landscapes import exercises, experiment
 
@@ -668,7 +668,7 @@ def test_all_that_the_notebook_suggests_works():
         cells["17"].split("surfaces = ")[0],
         cells["20"].split("found = ")[0],
     ):
-        exec(notebooks.python(source), namespace)
+        exec(python(source), namespace)
     suggestions = re.findall(r"```python\n(.*?)```", cells["98"], re.DOTALL)
     results = []
     for source in suggestions:

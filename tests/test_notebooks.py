@@ -441,5 +441,5 @@ def test_stored_twice_is_stored_the_same(tmp_path):
     notebooks.store(path)
     assert path.read_bytes() == once
     stored = nbformat.read(path, as_version=4)
-    assert [output.output_type for output in stored.cells[0].outputs] == ["display_data"]
+    assert [output.output_type for output in stored.cells[0].outputs] == ["display_data"] * 2
     assert stored.cells[0].outputs[0].metadata["image/png"]["alt"] == "At 0.5."

@@ -12,7 +12,6 @@ import ast
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 import tomllib
@@ -117,12 +116,7 @@ def _library(notebook: NotebookNode, name: str) -> Iterable[str]:
 
 
 def _code(notebook: NotebookNode) -> str:
-    return python("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
-
-
-def python(source: str) -> str:
-    """A cell's source as Python: magics are not."""
-    return re.sub(r"^( *)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+    return sources.python("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
 
 # Folding
@@ -174,7 +168,7 @@ def _path(expression: ast.expr) -> list[str]:
 
 def syntax(cell: NotebookNode) -> ast.Module:
     """The cell's syntax tree; lines with magics count as empty statements."""
-    return ast.parse(python(cell.source))
+    return ast.parse(sources.python(cell.source))
 
 
 def fold(notebook: NotebookNode, third: bool = False) -> None:

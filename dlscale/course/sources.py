@@ -7,6 +7,7 @@ module adds to a table from outside is not seen: tables are written down where t
 
 import ast
 import hashlib
+import re
 import symtable
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,11 @@ def of_code(code: str) -> Definitions:
     """All of this package that the code of a notebook depends on."""
     _, used = _Module("notebook", Path(), code).read(ast.parse(code).body)
     return _follow(full for full in used if full.startswith("dlscale."))
+
+
+def python(source: str) -> str:
+    """The source of a notebook's cell as Python: magics become empty statements."""
+    return re.sub(r"^( *)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
 
 
 def digest(values: Iterable[Any]) -> str:
