@@ -29,7 +29,7 @@ def opening(record: Record) -> None:
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
     ax.axvline(10, color=figures.BLACK, linestyle=":")
     ax.text(10.5, -0.65, "guessing", va="center")
-    ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), a mark for each seed")
+    ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), one mark per seed")
     ax.set_yticks(range(3), list(runs))
     said = (f"{name}: {accuracy.mean():.0f} % of the test digits right" for name, accuracy in accuracies.items())
     figures.show(figure, "; ".join(said))
@@ -91,7 +91,7 @@ def bits() -> None:
         number = float(precision.quantize(x, name))
         if not np.isfinite(number):
             return f"{x:.9g} is too large for {name}, which ends at {precision.FORMATS[name].max:.9g}."
-        error = f"off by {abs(number / x - 1):.2g} of its size" if x and number else "lost" if x else "exact"
+        error = f"a relative error of {abs(number / x - 1):.2g}" if x and number else "lost" if x else "exact"
         return f"{x:.9g} in {name} becomes {number:.9g} = {_formula(x, name)}: {'exact' if number == x else error}."
 
     examples = [1.0, -3.14159265, 1e-7, 1e-8, 2049.0, 65519.0, 65520.0, 1e38]
@@ -148,7 +148,7 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
         zero, infinite = _lost(counts[step]["gradients"], shift, name)
         return (
             f"After {step} steps, with the loss multiplied by 2^{shift}: {name} rounds {zero:.0f} % of the gradients "
-            f"to zero and makes {infinite:.0f} % infinite. The dotted line shows the gradients as they are."
+            f"to zero and makes {infinite:.0f} % infinite. The dotted line shows the unscaled gradients."
         )
 
     shift = widgets.slider("loss × 2^", list(range(-12, 22)), -10)
@@ -170,7 +170,6 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
         left.axvline(powers[0], color=figures.GREY, linestyle=":")
         left.text(powers[0] + 0.7, 103, "one of 1,024 workers", color=figures.GREY, va="center")
         left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)", ylim=(0, 108))
-        left.set(xlim=(powers[0] - 2, powers[-1] + 2))
         (curve,) = right.plot([], [], color=figures.BLACK)
         right.set(xlabel="step", ylabel="gradients that are zero (%)", xlim=(0, steps), ylim=(0, 103))
 
@@ -200,7 +199,9 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
         figures.name(ax, ax.plot(np.log2(scale), color=color)[0], name)
     ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
     said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
-    figures.show(figure, f"The scale falls from its start until nothing overflows, then moves up and down; {said}.")
+    figures.show(
+        figure, f"The scale divided by 1,024 falls until nothing overflows, then moves up and down. At the end: {said}."
+    )
 
 
 # Section 4
@@ -238,7 +239,7 @@ def updates() -> None:
         lines["exact"].set(linestyle=":", zorder=3)
         for place, (name, color) in enumerate(colors.items()):
             ax.text(4, 190 - 17 * place, name, color=color, va="center")
-        ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (steps of the format)")
+        ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (spacings of the format)")
 
         def update(size: float) -> list[Artist]:
             random = walk(size, chance)
@@ -254,12 +255,12 @@ def updates() -> None:
     def caption(size: float) -> str:
         nearest, random = walk(size, np.full((200, 1), 0.5))[-1, 0], walk(size, chance)[-1]
         return (
-            f"200 updates of {size:g} steps each should move the weight by {200 * size:g} steps. Rounding to nearest "
+            f"200 updates of {size:g} spacings each should move the weight by {200 * size:g}. Rounding to nearest "
             f"moves it by {nearest:g}, random rounding by {random.mean():.0f} on average."
         )
 
     sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
-    widgets.explore(make, alt=caption, size=widgets.slider("size of an update (steps)", sizes, 0.3))
+    widgets.explore(make, alt=caption, size=widgets.slider("size of an update (spacings)", sizes, 0.3))
 
 
 # The further notebook

@@ -29,8 +29,7 @@ decode = Exercise(
     id="precision-decode",
     answer="decode",
     question='Write `decode`, which reads a number from three strings of bits, such as `decode("0", "01011", '
-    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. You need not handle '
-    "infinity and NaN.",
+    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. No infinity or NaN.',
     hints=(
         "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
         "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
@@ -70,8 +69,8 @@ dynamic_scale = Exercise(
     id="precision-dynamic_scale",
     answer="update_scale",
     question="Write that rule, in plain Python. `finite` says whether all gradients of this step were finite. "
-    "`good_steps` counts the good steps before this one, since the scale last changed. Return the new "
-    "scale and the new count. Double the scale when the count reaches `period`.",
+    "`good_steps` counts the good steps before this one, since the scale last changed. Return the new scale and the "
+    "new count. Double the scale when the count reaches `period`.",
     hints=(
         "Two cases. If the gradients are not finite: half the scale, and the count starts again at 0.",
         "Else count this step. If the count has reached `period`, double the scale and start again at 0.",
@@ -101,13 +100,13 @@ def _update(answer: Any) -> str | None:
 update = Exercise(
     id="precision-update",
     answer="lost_below",
-    question="Write `lost_below(weight, mantissa_bits)`: the size below which an update is lost. Remember that a "
-    "step is the power of two below the number times epsilon, which is $2^{-m}$ with $m$ mantissa bits. "
-    "Consider updates that move the weight away from zero. First think of a weight of 1.0 in bfloat16, "
-    "then of 1.5, of 0.3125, and of a negative weight.",
+    question="Write `lost_below(weight, mantissa_bits)`, which returns the size below which an update is lost. The "
+    "spacing is the power of two from section 1 times epsilon, and epsilon is $2^{-m}$ for $m$ mantissa bits. Consider"
+    " updates that move the weight away from zero. First think of a weight of 1.0 in bfloat16, then of 1.5, 0.3125 and"
+    " −6.",
     hints=(
-        "An update is lost if it is less than half a step. The step depends on the power of two below the weight.",
-        "np.floor(np.log2(abs(weight))) is the exponent of that power; a step is 2 ** (exponent - mantissa_bits).",
+        "An update is lost if it is less than half the spacing, which depends on the power of two below the weight.",
+        "np.floor(np.log2(abs(weight))) is the exponent of that power; the spacing is 2 ** (exponent - mantissa_bits).",
     ),
     code="""
 def lost_below(weight, mantissa_bits):
