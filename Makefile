@@ -31,7 +31,7 @@ lab: $(READY)  ## open the course in JupyterLab
 # add no more than 10 s, and the slowest are printed. A property that needs more has a small size here; its full one is
 # `long`.
 check: export XLA_FLAGS += --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
-check: $(READY)  ## check style, walls and library, in five minutes: all but what runs stored results again
+check: $(READY)  ## check style, walls and library, in five to six minutes: all but what runs stored results again
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(PYTEST) --dist loadfile --no-loadscope-reorder -m "not notebook and not record and not bits and not long"

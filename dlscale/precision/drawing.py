@@ -169,7 +169,8 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
         (point,) = left.plot([], [], "o", color=figures.BLACK, markersize=10)
         left.axvline(powers[0], color=figures.GREY, linestyle=":")
         left.text(powers[0] + 0.7, 103, "one of 1,024 workers", color=figures.GREY, va="center")
-        left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)", ylim=(0, 108))
+        left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)")
+        left.set(xlim=(powers[0] - 2, powers[-1] + 2), ylim=(0, 108))
         (curve,) = right.plot([], [], color=figures.BLACK)
         right.set(xlabel="step", ylabel="gradients that are zero (%)", xlim=(0, steps), ylim=(0, 103))
 
