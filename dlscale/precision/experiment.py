@@ -359,9 +359,8 @@ def plan_confirmation(run: RunTrials) -> None:
 
 
 LENET_CONFIRMED = replace(
-    LENET,
-    id="precision-lenet_confirmed",
+    LENET, id="precision-lenet_confirmed",
     about="The arms of precision-lenet that decide claims, with other seeds",
     plan=plan_confirmation,
     confirms=("precision-stochastic", "precision-scale-instead"),
-)
+)  # fmt: skip
