@@ -19,7 +19,6 @@ from notebooks import syntax
 
 MAX_LINES, MAX_MEDIAN_LINES = 30, 8
 MAX_OUTPUT_BYTES = 1_500_000
-NUMBERED = re.compile(r"(\d+\.|[-*]) ")
 ABSOLUTE = re.compile(r"(?<![\w.:/])/(home|Users|root|work|tmp|private|var|mnt|opt|usr)/\w|\b[A-Z]:\\\\?Users")
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|npmjs\.|unpkg\.com|debian\.org|anaconda\.org", re.IGNORECASE)
 
@@ -66,27 +65,6 @@ def answers(notebook: Notebook) -> list[tuple[NotebookNode, str]]:
     """The cells tagged `answer-<id>`, with the id."""
     tagged = [(cell, tag) for cell in notebook.cells for tag in cell.metadata.get("tags", [])]
     return [(cell, tag.removeprefix("answer-")) for cell, tag in tagged if tag.startswith("answer-")]
-
-
-def opening(notebook: Notebook) -> Iterator[str]:
-    first = notebook.cells[0]
-    if first.cell_type != "markdown" or not first.source.startswith("# "):
-        yield "The first cell must be Markdown and begin with the title (# …)."
-        return
-    body = first.source.partition("\n")[2]
-    if "?" not in body:
-        yield "The first cell asks no question."
-    if not re.search(r"\d+ minutes?.*\d+ seconds?", body):
-        yield "The first cell must say how many minutes it takes to read and how many seconds the machine needs."
-    if not 3 <= (count := sum(bool(NUMBERED.match(line)) for line in body.splitlines())) <= 5:
-        yield f"The first cell must list 3 to 5 objectives, not {count}."
-    if not re.search(r"\bFollows\b", body):
-        yield "The first cell must name the lecture that it follows."
-    stems = sorted({path.name for path in notebook.path.parent.glob("*.ipynb")} | {notebook.path.name})
-    here = stems.index(notebook.path.name)
-    for neighbour in stems[max(0, here - 1) : here] + stems[here + 1 : here + 2]:
-        if f"]({neighbour})" not in body:
-            yield f"The first cell must link to its neighbour {neighbour}."
 
 
 def imports(notebook: Notebook) -> Iterator[str]:
@@ -140,25 +118,6 @@ def lengths(notebook: Notebook) -> Iterator[str]:
     for cell, count in zip(notebook.code, lines, strict=True):
         if count > MAX_LINES:
             yield f"Cell {cell.id} has {count} lines, over {MAX_LINES}."
-
-
-def folding(notebook: Notebook) -> Iterator[str]:
-    only = notebooks.plumbing(notebook.node)
-    for cell in notebook.code:
-        if only.get(cell.id) is False:
-            yield f"Cell {cell.id} draws or asks, and teaches: make two cells of it, so that one can be folded."
-        tagged, jupyter = notebooks.FOLDED in cell.metadata.get("tags", []), cell.metadata.get("jupyter", {})
-        folded = {tagged, jupyter.get("source_hidden", False), cell.metadata.get("cellView") == "form"}
-        if folded != {only.get(cell.id, False)}:
-            yield f"Cell {cell.id} must {'' if only.get(cell.id) else 'not '}be folded: run tools/notebooks.py."
-
-
-def experiments(notebook: Notebook) -> Iterator[str]:
-    explorers = sum(len(calls(cell, "explore")) for cell in notebook.code)
-    if explorers < 3:
-        yield f"There must be at least 3 live experiments (widgets.explore), not {explorers}."
-    if len(answers(notebook)) < 3:
-        yield f"There must be at least 3 exercises (cells tagged answer-<id>), not {len(answers(notebook))}."
 
 
 def exercises(notebook: Notebook) -> Iterator[str]:
@@ -237,27 +196,6 @@ def cards(notebook: Notebook) -> Iterator[str]:
             where.setdefault(identity, cell.id)
 
 
-def closing(notebook: Notebook) -> Iterator[str]:
-    wanted = ["What you saw", "What to try next", "Papers"]
-    titles = [text for level, text in notebook.headings() if level == 2]
-    if [title for title in titles if title in wanted] != wanted:
-        yield f"It must close with the sections {', '.join(wanted)}, in this order; there are {', '.join(titles)}."
-    points = 0
-    for piece in notebook.section("What you saw"):
-        if isinstance(piece, str):
-            points += piece.count("\n- ")
-        else:
-            points += sum(len(call.args) for call in calls(piece, "summary"))
-    if points != 4:
-        yield "'What you saw' must have four bullets (course.summary with four arguments, or a list)."
-    if not any(calls(cell, "claims_table") for cell in notebook.code):
-        yield "The table of claims (course.claims_table()) is missing."
-    papers = "\n".join(piece for piece in notebook.section("Papers") if isinstance(piece, str))
-    for line in re.findall(r"^- .*$", papers, re.MULTILINE) or ["the empty list"]:
-        if not re.search(r"\b(19|20)\d\d\b", line):
-            yield f"A paper has no year: {line}"
-
-
 def addresses(notebook: Notebook) -> Iterator[str]:
     for cell in notebook.cells:
         pieces = [cell.source]
@@ -274,6 +212,6 @@ def addresses(notebook: Notebook) -> Iterator[str]:
 
 
 RULES = (
-    opening, imports, headings, repetitions, formulas, lengths, folding, experiments, exercises, identities, execution,
-    outputs, pictures, cards, closing, addresses,
+    imports, headings, repetitions, formulas, lengths, exercises, identities, execution, outputs, pictures, cards,
+    addresses,
 )  # fmt: skip

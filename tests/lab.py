@@ -269,16 +269,24 @@ class Firefox:
         (profile / "user.js").write_text(prefs, encoding="utf-8")
         program = next(filter(None, map(shutil.which, FIREFOXES)))
         command = [program, "--headless", "--no-remote", "--remote-debugging-port=0", f"--profile={profile}"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        said = (re.search(r"BiDi listening on (ws://\S+)", line) for line in self.process.stderr)
-        self.socket = websocket.create_connection(
-            f"{next(filter(None, said))[1]}/session", 60 * MINUTES, suppress_origin=True
-        )
+        for _ in range(3):  # with a new profile it may end before it listens
+            self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            said = [re.search(r"BiDi listening on (ws://\S+)|$", line)[1] for line in self._first_words()]
+            if said and said[-1]:
+                break
+        self.socket = websocket.create_connection(f"{said[-1]}/session", 60 * MINUTES, suppress_origin=True)
         self.reader = threading.Thread(target=self.process.stderr.read, daemon=True)  # or it would wait for one
         self.reader.start()
         self.asked = 0
         self.ask("session.new", capabilities={})
         self.place = {"context": self.ask("browsingContext.getTree")["contexts"][0]["context"]}
+
+    def _first_words(self) -> Iterator[str]:
+        """What it says until it listens, or ends."""
+        for line in self.process.stderr:
+            yield line
+            if "BiDi listening" in line:
+                return
 
     def ask(self, method: str, **params: object) -> dict:
         self.asked += 1

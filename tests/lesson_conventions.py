@@ -1,4 +1,4 @@
-"""The rules of the third edition, beside those of `conventions` that hold for every notebook."""
+"""How a lesson and a further notebook read: their rules, beside those of `conventions`, which hold for any."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ WORDS = {
 
 
 def book_of(notebook: Notebook):
-    """The entry of `contents.toml` for a notebook of the third edition; None for others."""
+    """The entry of `contents.toml` for a notebook; None for others."""
     name = notebooks.subject(notebook.path.stem)
-    return next((book for book in contents() if book.name == name and book.edition >= 3), None)
+    return next((book for book in contents() if book.name == name), None)
 
 
 def is_further(notebook: Notebook) -> bool:
@@ -117,7 +117,7 @@ def around(notebook: Notebook) -> tuple[list[str], list[str]]:
 
 def folding(notebook: Notebook) -> Iterator[str]:
     """Set-up and questions are folded, and a fold is the same for every front end."""
-    only = notebooks.plumbing(notebook.node, third=True)
+    only = notebooks.plumbing(notebook.node)
     for cell in notebook.code:
         tagged, jupyter = notebooks.FOLDED in cell.metadata.get("tags", []), cell.metadata.get("jupyter", {})
         if len({tagged, jupyter.get("source_hidden", False), cell.metadata.get("cellView") == "form"}) > 1:
@@ -202,7 +202,5 @@ def widths(notebook: Notebook) -> Iterator[str]:
 
 
 RULES = (
-    sizes, opening, folding, sections, closing, words, sentences, widths, conventions.imports, conventions.headings,
-    conventions.repetitions, conventions.formulas, conventions.lengths, conventions.exercises, conventions.identities,
-    conventions.execution, conventions.outputs, conventions.pictures, conventions.cards, conventions.addresses,
+    sizes, opening, folding, sections, closing, words, sentences, widths, *conventions.RULES,
 )  # fmt: skip

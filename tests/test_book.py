@@ -69,7 +69,7 @@ hidden_gradient = ...
 """
 LESSONS = ("05_precision", "07_recomputation", "08_collectives")
 LONG = ((390, "light"), (1366, "dark"))
-LOOKED_AT = ("index", "notebooks/07_recomputation", "docs/CLAIMS")
+LOOKED_AT = ("index", "notebooks/07_recomputation", "docs/CLAIMS", "docs/INSTRUCTORS")
 AXE = (
     "axe-core@4.14.1",
     "axe-core/axe.min.js",
@@ -406,10 +406,8 @@ def test_the_front_page_has_a_living_picture_routes_and_a_map(site, browser):
     press(page, page.get_by_label("way"), "ArrowDown")
     assert start[0] != (after := shown(page, 0))[0] and start[1] != after[1]
     text = page.locator("article").inner_text()
-    assert all(
-        part in text for part in ("Start here", "One evening", "Systems", "Precision and sparsity", "For instructors")
-    )
-    assert all(lesson.question in text for lesson in contents())
+    assert all(part in text for part in ("Start here", "One evening", "Systems", "Numbers and bits", "For instructors"))
+    assert all(lesson.title in text for lesson in contents())
     assert page.locator("meta[property='og:image']").count() == 1
 
 
@@ -431,9 +429,7 @@ def test_under_a_path_of_a_server_it_is_alive_too(site, chromium):
 
 
 @pytest.mark.notebook
-@pytest.mark.parametrize(
-    "name", ["index", "notebooks/07_recomputation", "docs/CLAIMS", "docs/INDEX", "search", "genindex"]
-)
+@pytest.mark.parametrize("name", [*LOOKED_AT, "docs/INDEX", "docs/MEASURING", "search", "genindex"])
 def test_pages_need_no_network_and_complain_of_nothing(lessons, browser, name):
     page = opened(browser, (lessons / f"{name}.html").as_uri())
     assert [address for address in page.asked if not address.startswith(("file:", "data:", "blob:"))] == []

@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,17 @@ def test_without_a_command_they_are_listed(capsys):
     assert commands.main([]) == 0
     said = capsys.readouterr().out
     assert all(f"\n    {name} " in said for name in ("run", "grade", "measure", "train", "serve"))
+
+
+@pytest.mark.parametrize("name", ["run", "grade", *commands.TOOLS])
+def test_each_help_has_an_example_that_its_options_allow(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        commands.main([name, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    (example,) = re.findall(rf"Example: python -m dlscale {name} (.*?)\.(?: [A-Z]|$)", said)
+    if name in commands.TOOLS:
+        commands.TOOLS[name].options().parse_args(shlex.split(example))
+    assert name != "run" or "takes a minute to some hours" in said
 
 
 def test_run_lists_every_experiment_with_its_time(capsys, monkeypatch):

@@ -29,7 +29,7 @@ import dlscale.__main__ as commands
 import notebooks  # tools/notebooks.py
 from dlscale import course
 from dlscale.course import claims, markup
-from dlscale.course.contents import Item, Notebook, contents, paths
+from dlscale.course.contents import Further, Item, Notebook, contents, paths
 from dlscale.lab.intervals import Interval
 
 NOTEBOOKS = commands.ROOT / "notebooks"
@@ -107,7 +107,7 @@ def test_the_decided_claims_are_those_that_the_notebooks_decide():
 
 
 def test_the_telling_claims_are_few_and_not_only_those_that_show():
-    """The README shows them: some from each lecture that has claims, and as honest as the whole."""
+    """docs/CLAIMS.md begins with them: some from each lecture that has claims, and as honest as the whole."""
     entries = claims.rules()
     made = [claim for claim in readme.decided_claims() if entries[claim.id].get("telling")]
     assert sum("telling" in entry for entry in entries.values()) == len(made) <= 10
@@ -145,20 +145,67 @@ def test_course_map_links_what_is_available():
     for book, line in zip(contents(), lines[2:], strict=True):
         assert (f"](notebooks/{book.file})" in line) == book.available
         assert ("in preparation" in line) != book.available
+        assert (book.question in line) == ("?" not in book.title), "a question, unless the title asks it"
+        assert book.further is None or line.endswith(f"further.ipynb) | {book.further.minutes} |")
     assert course.course_map()._repr_markdown_().count("](01_sgd.ipynb)") == 1
 
 
 def test_the_index_finds_every_item_under_its_lecture():
-    for name, part in zip(readme.LECTURES, readme.index("notebooks/").split("## ")[1:], strict=True):
+    for name, part in zip(readme.LECTURES, readme.index("notebooks/").split("\n## ")[1:], strict=True):
         lines = part.splitlines()[4:]
         items = [(book, item) for book in contents() for item in book.items if item.id[:1] == name]
         assert part.startswith(readme.LECTURES[name]) and len([*filter(None, lines)]) == len(items)
         for book, item in items:
-            file = [*book.files.values()][item.further]
-            where = f"[{item.section}](notebooks/{file}#{readme.slug(item.section)})"
-            row = f"| {item.id} | {item.item} | {book.file[:2]} | {where if book.available else 'in preparation'} |"
-            assert row in lines
+            file, number = [*book.files.values()][item.further], f"{book.file[:2]}{', further' * item.further}"
+            where = f"[{number}: {item.section}](notebooks/{file}#{readme.slug(item.section)})"
+            assert f"| {item.item} | {where if book.available else 'in preparation'} | {item.id} |" in lines
     assert readme.slug("3. Loss scaling, static and dynamic") == "3-loss-scaling-static-and-dynamic"
+
+
+def test_the_index_finds_methods_from_a_to_z():
+    methods = readme.index("").partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| ([^|]+) \| (\[.*?) \|", methods, re.MULTILINE))
+    assert len(rows) > 110 and [*rows] == sorted(rows, key=str.lower)
+    for method, section in {"Adam": "3. Momentum and its relatives", "Checkpointing": "The compiler may undo it",
+                            "LARS": "LARS in float16", "Top-k": "Error feedback, and why"}.items():  # fmt: skip
+        assert section in rows[method], method
+    assert "Project" not in rows["Adam"] and "Other messages" not in rows["Adam"]
+
+
+NEEDS = readme.needs(NOTEBOOKS)
+
+
+def test_the_picture_of_needs_shows_what_the_openings_say():
+    assert all(before < lesson for lesson, some in NEEDS.items() for before in some)
+    assert [lesson for lesson, some in NEEDS.items() if not some] == ["00", "01"]
+    drawn, told = readme.needs_picture({"01": [], "02": ["01"], "03": ["01", "02"], "04": ["01"]})
+    assert told == "Which lesson comes before which: 01 before 02, 04; 02 before 03."
+    assert drawn.count("<path") == 3 and drawn.count("<text") == 4
+
+
+def ways(guide: str) -> dict[str, list[str]]:
+    """The lessons of each route and of each plan, in order."""
+    plans = dict(re.findall(r"^## (Twelve weeks|Three days)\n(.*?)(?=^## )", guide, re.MULTILINE | re.DOTALL))
+    found = {name: re.findall(r"/(\d\d)_\w+\.ipynb\)", plan) for name, plan in plans.items()}
+    return found | {name: [*numbers] for name, numbers in readme.ROUTES.items()}
+
+
+def test_no_way_through_the_course_meets_a_lesson_before_those_that_it_needs():
+    found = ways((commands.ROOT / "docs" / "INSTRUCTORS.md").read_text(encoding="utf-8"))
+    assert len(found) == 5 and sorted(found["Twelve weeks"]) == [*NEEDS]
+    for name, way in found.items():
+        for place, lesson in enumerate(way):
+            assert set(NEEDS[lesson]) <= set(way[:place]), f"{name}: {lesson} needs {NEEDS[lesson]}"
+
+
+def test_the_exercises_to_set_stand_in_their_lessons():
+    guide = (commands.ROOT / "docs" / "INSTRUCTORS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d\d) \| (`[^|]+) \|", guide, re.MULTILINE)
+    assert len(rows) >= 15
+    for book in contents():
+        text = (NOTEBOOKS / book.file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", dict(rows).get(book.file[:2], "")):
+            assert f'"answer-{book.room}-{name}"' in text, f"{book.file} has no exercise {name}"
 
 
 # Claims
@@ -245,7 +292,7 @@ def test_a_card_shows_verdict_and_claim_then_the_numbers_then_the_rule_in_a_fold
     assert first == "◐ weak A | B <is> & true."
     assert second == "Ours: 2.2 [−0.764, 5.16] points, 5 seeds. Source: 7 points (S 2018)."
     assert card.index(second) < card.index("<details>") < card.index("a minus b")
-    assert "95 % interval lies above 1 points" in fold and "Exploratory: " in fold
+    assert "95 % interval lies above 1 point" in fold and "Exploratory: " in fold
     assert plain.splitlines()[:2] == ["◐ weak: A | B <is> & true.", second]
     assert max(map(len, plain.splitlines())) <= markup.WIDTH < max(map(len, fold.splitlines()))
     about = json.loads(json.dumps(bundle[claims.CLAIM_TYPE]))
@@ -295,9 +342,7 @@ def test_a_card_says_whose_question_it_is_and_what_is_not_random(samples, shown)
     assert made.row()[1:] == ["our question", "3 points, range 2 to 4, 5 nets", "shows", "counted"]
     for text in (shown[0][0]["text/plain"], text_of(shown[0][0]["text/html"])):
         assert "Ours: 3 points, range 2 to 4, 5 nets. Our question." in text
-        assert (
-            "the whole range lies above 1 points" in text and "Counted: " in text and "Background: a control." in text
-        )
+        assert "the whole range lies above 1 point" in text and "Counted: " in text and "Background: a control." in text
         assert "interval" not in text and "no number" not in text
     assert course.claim("sgd-above", [0, 0, 0, 0, 3]).verdict == "does not hold here"
     course.claim("sgd-between", range(5))
@@ -445,9 +490,11 @@ def test_summary_is_a_list(shown):
 
 @pytest.fixture
 def page(samples, shown, monkeypatch, tmp_path):
+    """A course of one lesson with a further notebook, each of which decides a claim."""
     samples["sgd-above"] |= {"telling": True, "history": [{"date": "D", "from": "F", "to": "T", "why": "W"}]}
     samples["sgd-below"]["of"] = "ours"
-    book = Notebook("01_sgd.ipynb", "T", "Q?", "L", (Item("P1", "A | loss", "S"),), True, 5, 6)
+    items = (Item("P1", "A | loss, LARS", "S"),)
+    book = Notebook("01_sgd.ipynb", "T", "Q?", "L", items, True, 5, 6, Further("T, further", 7, 8))
     for module in (sys.modules["dlscale.course.contents"], readme):
         monkeypatch.setattr(module, "contents", lambda: [book])
     for rule in ("above", "below"):
@@ -456,27 +503,26 @@ def page(samples, shown, monkeypatch, tmp_path):
     names = ("01_sgd", "01_sgd_further")
     entries = {card["id"]: notebooks.claim_entry(name, card) for name, card in zip(names, cards, strict=True)}
     monkeypatch.setattr(readme, "decided", lambda: entries)
-    cells = [
-        {"cell_type": "markdown", "source": "", "metadata": {}},
-        {"cell_type": "code", "source": "", "metadata": {}, "outputs": [{"output_type": "stream", "text": ""}]},
-        {
-            "cell_type": "code",
-            "source": "",
-            "metadata": {},
-            "outputs": [
-                {"output_type": "display_data", "data": {"image/png": base64.b64encode(b"an early picture").decode()}},
-                {"output_type": "display_data", "data": {"image/png": base64.b64encode(b"the last picture").decode()}},
-            ],
-        },
-    ]
-    (tmp_path / "01_sgd.ipynb").write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    (tmp_path / "further").mkdir()
+    pictures = [{"image/png": base64.b64encode(text).decode()} for text in (b"an early picture", b"the last picture")]
+    for file, data in (("01_sgd.ipynb", [cards[0], *pictures]), ("further/01_sgd_further.ipynb", [cards[1]])):
+        outputs = [{"data": part if "image/png" in part else {claims.CLAIM_TYPE: part}} for part in data]
+        cells = [
+            {"cell_type": "markdown", "source": ["# T\n", "## 1. Why?\n"]},
+            {"cell_type": "code", "source": "", "outputs": [{"output_type": "stream", "text": ""}]},
+            {"cell_type": "code", "source": "", "outputs": outputs},
+        ]
+        (tmp_path / file).write_text(json.dumps({"cells": cells}), encoding="utf-8")
     page = tmp_path / "README.md"
-    places = "\n".join(f"<!-- {name}:begin -->old<!-- {name}:end -->" for name in ("counts", "claims", "map"))
+    places = "\n".join(f"<!-- {name}:begin -->old<!-- {name}:end -->" for name in ("counts", "map"))
     page.write_text(f"# é\n{places}\nend", "utf-8")
     return page
 
 
-ROW = r"| A \| B <is> & true. | {} | 3 [2.12, 3.88] points, 5 seeds | {} | exploratory |"
+ROW = (
+    r'| <a id="{0}"></a>A \| B <is> & true.<br>`{0}` | {1}3 [2.12, 3.88] points, 5 seeds | {2} | exploratory '
+    "| [1. Why?](../notebooks/{3}.ipynb#1-why) |"
+)
 
 
 def test_the_readme_and_its_pages_are_renewed(page, capsys):
@@ -487,20 +533,32 @@ def test_the_readme_and_its_pages_are_renewed(page, capsys):
     assert (page.parent / "docs" / "start.png").read_bytes() == b"the last picture"
     text = page.read_text(encoding="utf-8")
     assert text.startswith("# é\n<!-- counts:begin -->\n") and text.endswith("<!-- map:end -->\nend")
-    assert "old" not in text and "[T](notebooks/01_sgd.ipynb)" in text
-    assert "Claims of the lectures (1): 1 *shows*. Questions of our own (1): 1 *not at this scale*." in text
-    assert "All together (2): 2 *exploratory*. After a first look, 1 of the 2 had their rule" in text
-    assert ROW.format("7 points", "shows") + " [01_sgd](notebooks/01_sgd.ipynb) |" in text
-    assert "not at this scale |" not in text, "only the telling one"
+    assert "old" not in text and "[T](notebooks/01_sgd.ipynb)<br>Q? | 5 | [T, further](" in text
+    assert "- **Claims of the lectures (1):** 1 *shows*; 1 *exploratory*.\n" in text
+    assert "- **Questions of our own (1):** 1 *not at this scale*; 1 *exploratory*.\n" in text
+    assert "1 of all 2 had their rule" in text
     everything = (page.parent / "docs" / "CLAIMS.md").read_text(encoding="utf-8")
-    assert '| <a id="sgd-above"></a>`sgd-above` ' + ROW.format("7 points", "shows") in everything
-    assert '| <a id="sgd-below"></a>`sgd-below` ' + ROW.format("our question", "not at this scale") in everything
-    assert "## [01_sgd_further](../notebooks/further/01_sgd_further.ipynb)" in everything
-    assert "1 times</summary>\n\n- `sgd-above`, D: “F”, then “T”: W\n\n</details>" in everything
-    item = r"| P1 | A \| loss | 01 | [S](../notebooks/01_sgd.ipynb#s) |"
-    assert item in (page.parent / "docs" / "INDEX.md").read_text(encoding="utf-8")
+    lectures, ours = everything.split("## Questions of our own")
+    assert ROW.format("sgd-above", "7 points | ", "shows", "01_sgd") in lectures
+    assert "(#sgd-above) *shows*" in lectures and "(#sgd-below)" not in everything, "the telling one"
+    assert ROW.format("sgd-below", "", "not at this scale", "further/01_sgd_further") in ours
+    assert "### [01 T, further](../notebooks/further/01_sgd_further.ipynb)" in ours
+    assert "<details><summary>How these were decided</summary>\n\n**`sgd-above`** Source: S 2018. Measure: " in lectures
+    assert "lies above 1 point; it is weak" in lectures and "\n\n- D: “F” became “T”. Why: W.\n" in lectures
+    methods, items = (page.parent / "docs" / "INDEX.md").read_text(encoding="utf-8").split("## Pedram")
+    assert "| LARS | [01: S](../notebooks/01_sgd.ipynb#s) | P1 |" in methods
+    assert r"| A \| loss, LARS | [01: S](../notebooks/01_sgd.ipynb#s) | P1 |" in items
     (page.parent / "docs" / "CLAIMS.md").write_text("by hand")
     assert readme.renew(page, page.parent, check=True) == 1 and "CLAIMS.md is stale" in capsys.readouterr().err
+
+
+def test_every_claim_has_its_place_among_all():
+    everything = (commands.ROOT / "docs" / "CLAIMS.md").read_text(encoding="utf-8")
+    lectures, ours = everything.split("\n## Questions of our own\n")
+    for part, mine in ((lectures, False), (ours, True)):
+        found = re.findall(r'<a id="([\w-]+)"></a>', part)
+        assert found == [claim.id for claim in readme.decided_claims() if claim.is_ours == mine]
+        assert all(f"\n**`{identity}`** " in part for identity in found), "a rule for each"
 
 
 def test_what_the_course_has_stored_is_in_its_readme():

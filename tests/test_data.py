@@ -117,7 +117,7 @@ def test_checksums_and_readme_agree():
     assert set(sums) == {path.relative_to(folder).as_posix() for path in files}
     for name, digest in sums.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
-        assert any(f"`{name}`" in line and f"`{digest}`" in line for line in readme.splitlines()), name
+        assert f"| `{name}` |" in readme, name
 
 
 @pytest.fixture
@@ -144,6 +144,12 @@ def test_damaged_file(copied_folder, name, damage):
 def test_missing_file(copied_folder):
     (copied_folder / "mnist.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"mnist\.npz is missing.*python data/rebuild\.py mnist`"):
+        data.load("mnist")
+
+
+def test_a_missing_list_of_sums(copied_folder):
+    (copied_folder / "SHA256SUMS").unlink()
+    with pytest.raises(FileNotFoundError, match=r"SHA256SUMS is missing\. `git checkout data/SHA256SUMS`"):
         data.load("mnist")
 
 
@@ -344,6 +350,14 @@ def target():
 
 def part():
     return target().with_name("file.gz.part")
+
+
+@pytest.mark.parametrize("place", ["file", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_written_to_is_told_with_the_variable_that_names_it(place, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DLSCALE_DATA", str(tmp_path / place))
+    with pytest.raises(OSError, match=r"cannot be written to .* Set the environment variable DLSCALE_DATA"):
+        data.download("cifar10")
 
 
 def test_download(server, capsys):

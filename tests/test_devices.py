@@ -57,6 +57,22 @@ def test_more_devices_than_there_are_name_the_line_that_must_come_first():
         devices.mesh(many)
 
 
+@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+def test_a_platform_that_is_not_here_is_told_with_the_variable_that_names_it(platforms):
+    code = """
+from dlscale.lab import devices
+devices.prepare()
+for ask in (lambda: devices.emulate(8), devices.mesh, lambda: devices.mesh(2)):
+    try:
+        ask()
+    except devices.DeviceError as error:
+        print(error)
+"""
+    lines = output(python(code, JAX_PLATFORMS=platforms)).splitlines()
+    assert len(lines) == 3
+    assert all(f"JAX_PLATFORMS={platforms} allows" in line and "set it to cpu" in line for line in lines)
+
+
 @pytest.mark.parametrize("count", [0, -1, 2.0, "8", True])
 def test_a_number_of_devices_is_a_whole_number(count):
     for ask in (devices.emulate, devices.mesh):
@@ -281,3 +297,34 @@ print(result.tobytes().hex(), jax.config.jax_compilation_cache_dir)
     (tmp_path / "file").write_text("not a folder")
     broken = output(python(code, DLSCALE_CACHE="on", HOME=str(tmp_path / "file"), USERPROFILE=str(tmp_path / "file")))
     assert broken.split() == off
+
+
+HOMELESS = """
+import os, pwd
+def nobody(number):
+    raise KeyError(number)
+pwd.getpwuid = nobody
+del os.environ["HOME"]
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a user there always has a home")
+@pytest.mark.parametrize("given", ["", "somewhere"])
+def test_without_a_home_programs_are_compiled_and_downloads_have_a_place(given, tmp_path):
+    code = """
+from dlscale.lab import data, devices
+devices.prepare()
+import jax
+print(jax.config.jax_compilation_cache_dir)
+try:
+    data.load("cifar10")
+except FileNotFoundError as error:
+    print(error)
+"""
+    folder = str(tmp_path / given) if given else ""
+    kept, told = output(
+        python(HOMELESS + code, DLSCALE_CACHE="on", DLSCALE_DATA=folder, TMPDIR=str(tmp_path))
+    ).splitlines()
+    assert kept == "None"
+    assert told.startswith(f"{folder or tmp_path / 'dlscale'}/cifar10 has no ")
+    assert "data.download('cifar10')" in told

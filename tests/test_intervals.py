@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dlscale.lab.intervals import interval
+from dlscale.lab.intervals import interval, widened
 
 SAMPLES = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30)
 
@@ -28,6 +28,13 @@ def test_it_covers_the_truth_as_often_as_it_says():
     draws = np.random.default_rng(0).normal(3.0, 2.0, size=(5, 4000))
     _, low, high = interval(draws)
     assert np.mean((low <= 3) & (high >= 3)) == pytest.approx(0.95, abs=0.015)
+
+
+def test_splits_of_the_same_data_widen_it_however_many_they_are():
+    draws = np.random.default_rng(0).normal(size=400)
+    plain, wide = interval(draws), interval(widened(draws, 0.25))
+    assert wide.mean == pytest.approx(plain.mean)
+    assert wide.high - wide.mean == pytest.approx((plain.high - plain.mean) * np.sqrt(1 + 400 * 0.25))
 
 
 def test_too_few_samples_are_refused_and_a_nan_is_not_dropped():

@@ -1,113 +1,58 @@
-"""Rides, which can be rewound and replayed; answers to the exercises, right and naive; what the notebook suggests."""
+"""Schedules against optax, noise floors against the formula, answers to the exercises, and what notebooks suggest."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
-import nbformat
 import numpy as np
 import optax
 import pytest
+from cells import Cells
 from conftest import suggested_by
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dlscale.course.sources import python
-from dlscale.learning_rate import Ride, exercises
+from dlscale.learning_rate import drawing, exercises, experiment, schedules
 
-NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_learning_rate.ipynb"
-
-CURVATURES = np.array([1.0, 4.0], np.float32)
-START = np.array([1.0, -2.0], np.float32)
-RATES = st.lists(st.floats(0, 0.6), min_size=1, max_size=8)
+# Schedules
 
 
-@jax.jit
-def frame(w, rate):
-    """Two steps on ½ Σ curvature · w², and the loss before each."""
-
-    def step(w, _):
-        return w - rate * CURVATURES * w, (CURVATURES * w**2).sum() / 2
-
-    w, losses = jax.lax.scan(step, w, length=2)
-    return w, {"loss": losses, "distance": jnp.linalg.norm(w)}
+STEPS = 800
 
 
-def driven(rates, ride=None):
-    ride = Ride(frame, (START,)) if ride is None else ride
-    for rate in rates:
-        ride = ride.drive(rate)
-    return ride
+def test_schedules_are_those_of_optax():
+    half = STEPS // 8
+    up, down = optax.linear_schedule(0.1, 1, half), optax.linear_schedule(1, 0.1, half)
+    theirs = {
+        "constant": optax.constant_schedule(1.0),
+        "step": optax.piecewise_constant_schedule(1.0, {STEPS // 2: 0.1, 3 * STEPS // 4: 0.1}),
+        "step, later": optax.piecewise_constant_schedule(1.0, {3 * STEPS // 4: 0.1, 7 * STEPS // 8: 0.1}),
+        "exponential": optax.exponential_decay(1.0, STEPS, 0.01),
+        "cyclical": optax.join_schedules([up, down] * 4, [half * k for k in range(1, 8)]),
+        "one-cycle": optax.linear_onecycle_schedule(STEPS, 1.0),
+        "cosine": optax.cosine_decay_schedule(1.0, STEPS),
+        "linear": optax.linear_schedule(1.0, 0.0, STEPS),
+    }
+    ours = schedules(STEPS)
+    steps = jnp.arange(STEPS)
+    expected = jax.jit(lambda: {name: jax.vmap(schedule)(steps) for name, schedule in theirs.items()})()
+    for name, multipliers in expected.items():
+        np.testing.assert_allclose(ours[name], multipliers, rtol=1e-3, atol=1e-5, err_msg=name)
+    warm = ours["warm-up"]
+    assert warm[0] == pytest.approx(10 / STEPS) and (warm[STEPS // 10 :] == 1).all() and (np.diff(warm) >= 0).all()
+    assert ours.keys() == theirs.keys() | {"warm-up"}
 
 
-def bits(ride):
-    return ride.rates, [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((ride.states, ride.records))]
+def test_a_mean_of_one_step_is_the_last_weights(monkeypatch):
+    monkeypatch.setattr(experiment, "SCHEDULES", {"stops": np.zeros(experiment.STEPS)})
+    stopped = experiment.trial("stops", 1.0, 0.1, 0, "validation")
+    assert stopped["last"] == pytest.approx(stopped["mean"], abs=0.2)  # it never moved
 
 
-def test_drives_as_gradient_descent_does():
-    rates = [0.1, 0.3, 0.3, 0.45]
-    ride, w, losses = driven(rates), START.astype(float), []
-    for rate in np.repeat(rates, 2):
-        losses.append((CURVATURES * w**2).sum() / 2)
-        w = w * (1 - rate * CURVATURES)
-    np.testing.assert_allclose(ride.history["loss"].ravel(), losses, rtol=1e-4)
-    np.testing.assert_allclose(ride.states[-1], w, rtol=1e-4)
-    assert ride.rates == tuple(float(np.float32(rate)) for rate in rates)
-    assert ride.history["distance"].shape == (4,)
-    assert bits(Ride(frame, (START,)).drive(0.1).drive(0.3, frames=2).drive(0.45)) == bits(ride)
-
-
-@given(RATES)
-def test_a_replay_has_the_same_bits(rates):
-    ride = driven(rates)
-    assert bits(ride.replay()) == bits(ride)
-
-
-@settings(max_examples=50)
-@given(RATES, RATES, st.data())
-def test_nothing_is_lost_by_going_back(rates, others, data):
-    ride = driven(rates)
-    before, at = bits(ride), data.draw(st.integers(0, len(rates)))
-    back = ride.rewind(at)
-    assert bits(back) == bits(driven(rates[:at]))
-    other = driven(others, back)
-    assert bits(ride) == before, "driving on from an earlier frame changed the first ride"
-    assert other.rates[:at] == ride.rates[:at]
-    assert bits(driven(rates[at:], back)) == before
-
-
-def test_a_ride_ends_where_it_diverges_and_can_be_rewound():
-    ride = driven([0.1, 0.2]).drive(1e18, frames=9)
-    assert ride.diverged and len(ride.rates) < 11
-    assert not ride.rewind(2).diverged
-    with pytest.raises(ValueError, match=rf"diverged in frame {len(ride.rates)}. Rewind it"):
-        ride.drive(0.1)
-    assert bits(ride.replay()) == bits(ride)
-    assert bits(ride.rewind(2).drive(0.3)) == bits(driven([0.1, 0.2, 0.3]))
-
-
-@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, "fast"])
-def test_a_bad_rate_is_refused(rate):
-    with pytest.raises(ValueError, match="rate must be a finite number of at least 0"):
-        Ride(frame, (START,)).drive(rate)
-
-
-@pytest.mark.parametrize("at", [-1, 3, 1.0])
-def test_only_driven_frames_can_be_gone_back_to(at):
-    with pytest.raises(ValueError, match="frame must be a whole number from 0 to 2"):
-        driven([0.1, 0.2]).rewind(at)
-
-
-def test_an_empty_ride():
-    ride = Ride(frame, (START,))
-    assert not ride.diverged
-    assert bits(ride.replay()) == bits(ride.drive(0.1, frames=0)) == bits(ride)
-    with pytest.raises(ValueError, match="drive first"):
-        _ = ride.history
-    with pytest.raises(ValueError, match="frames must be a whole number"):
-        ride.drive(0.1, frames=-1)
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_the_loss_on_a_noisy_bowl_stops_at_the_floor(rate):
+    curvature, noise = np.array([0.5, 1.0]), 3.0
+    path = drawing.noisy_walks(np.full(400, rate), curvature, noise, 2000)
+    loss = (curvature * path[-200:] ** 2).mean((0, 1)) / 2
+    np.testing.assert_allclose(loss, rate * noise**2 / (2 * (2 - rate * curvature)), rtol=0.05)
 
 
 # The exercises: what is right is accepted however it is written, what is naive is refused
@@ -163,7 +108,7 @@ def smoothed(rates, losses):
 
 
 def in_blocks(rates, losses):
-    """As section 3 of the notebook reads it."""
+    """As the notebook reads it."""
     count = len(losses) // 31
     return rates[15 + 31 * losses[: 31 * count].reshape(count, 31).mean(1).argmin()]
 
@@ -173,8 +118,23 @@ def at_step(offset):
     return lambda rates, losses: rates[offset + np.convolve(losses, np.ones(61) / 61, mode="valid").argmin()]
 
 
-def largest_by_power(A, beta):
-    return (1 + beta) * 2 / np.linalg.norm(A, 2)
+def by_trying(A):
+    """Bisection: does gradient descent from a random start grow?"""
+    low, high = 0.0, 4 / np.diag(A).max()
+    while high - low > 1e-3 * high:
+        rate, w = (low + high) / 2, np.random.default_rng(0).normal(size=len(A))
+        for _ in range(3000):
+            w = w - rate * A @ w
+            w = w / max(1.0, np.linalg.norm(w) / 1e100)
+        low, high = (rate, high) if np.linalg.norm(w) < 1 else (low, rate)
+    return low
+
+
+def by_power(A):
+    v = np.ones(len(A))
+    for _ in range(200):
+        v = A @ v / np.linalg.norm(A @ v)
+    return np.float32(2 / (v @ A @ v))
 
 
 def in_two_pieces(step, total, warmup, peak):
@@ -184,11 +144,17 @@ def in_two_pieces(step, total, warmup, peak):
 @pytest.mark.parametrize(
     ("name", "answer", "right"),
     [
-        ("stable", largest_by_power, True),
-        ("stable", lambda A, beta: 2 * (1 + beta) / np.diag(A).max(), False),
-        ("stable", lambda A, beta: 2 / np.linalg.eigvalsh(A)[-1], False),
-        ("stable", lambda A, beta: 2 / np.linalg.eigvalsh(A)[-1] / (1 - beta), False),
-        ("steps", lambda low, high, rate: int(np.ceil(np.log(1000) / -np.log(abs(1 - rate * low)))), False),
+        ("stable", lambda A: 2 / np.linalg.norm(A, 2), True),
+        ("stable", lambda A: jnp.array(2 / jnp.linalg.eigvalsh(A).max()), True),
+        ("stable", by_trying, True),
+        ("stable", by_power, True),
+        ("stable", lambda A: 0.998 * 2 / np.linalg.eigvalsh(A)[-1], True),
+        ("stable", lambda A: 1.02 * 2 / np.linalg.eigvalsh(A)[-1], False),
+        ("stable", lambda A: 2 / np.diag(A).max(), False),
+        ("stable", lambda A: 2 / np.linalg.norm(A), False),
+        ("stable", lambda A: 2 / np.trace(A), False),
+        ("stable", lambda A: 2 / np.linalg.eigvalsh(A)[0], False),
+        ("stable", lambda A: 1 / np.linalg.eigvalsh(A)[-1], False),
         ("read", smoothed, True),
         ("read", in_blocks, True),
         ("read", lambda rates, losses: in_blocks(rates, losses) / 10, False),
@@ -204,100 +170,83 @@ def test_answers(name, answer, right):
     assert judged is right, line
 
 
-STEP = np.arange(744)
-SHAPES = {
-    "a straight fall": (0.09 * (1 - STEP / 744), True),
-    "a climb and a cosine": (0.1 * np.minimum(1, (STEP + 1) / 74) * (1 + np.cos(np.pi * STEP / 744)) / 2, True),
-    "the constant rate itself": (np.full(744, exercises.BEST_CONSTANT), False),
-    "half of it": (np.full(744, exercises.BEST_CONSTANT / 2), False),
-    "too large": (np.full(744, 3.0), False),
-    "uphill": (np.linspace(0.1, -0.01, 744), False),
-    "too short": (np.linspace(0.1, 0, 743), False),
-    "not finite": (np.full(744, np.nan), False),
-}
+# What the notebooks suggest to try
 
 
-MORE = ("a climb and a cosine", "half of it", "too large")  # each trains for as long as the first and the constant one
+def lesson(changes: dict[str, str], *identities: str) -> Cells:
+    light = {"np.arange(-8, 2.5, 0.5)": "np.arange(-2, 0)", "SEEDS = range(6)": "SEEDS = range(1)"}
+    cells = Cells("03_learning_rate", light | changes)
+    cells.run(*(f"learning_rate-{name}" for name in ("setup", "opening-runs", *identities)))
+    return cells
 
 
-@pytest.mark.parametrize("shape", [pytest.param(s, marks=[pytest.mark.long] * (s in MORE)) for s in SHAPES])
-def test_only_rates_that_beat_the_constant_one_on_fresh_seeds_are_right(shape):
-    rates, right = SHAPES[shape]
-    judged, line = exercises.beat.judge(rates)
-    assert judged is right, line
-
-
-@pytest.mark.parametrize("rate", [1 / 64, pytest.param(1 / 16, marks=pytest.mark.long)])
-def test_the_constant_rate_to_beat_is_the_best_of_its_grid(rate):
-    best, other = exercises._accuracies(np.full(744, rate), range(980, 990)).mean(1)
-    assert other < best
-
-
-# What the notebook suggests to try
-
-
-CELLS = {cell.id.removeprefix("learning_rate-"): cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
-LIGHT = {
-    "seed=range(8, 18), learning_rate=RATES": "seed=range(8, 10), learning_rate=RATES[-2:]",
-    "seeds=range(40, 56), tuning_seeds=range(30, 33)": "seeds=range(40, 42), tuning_seeds=range(30, 31)",
-    "more = dict(seeds=range(40, 88))": "more = {}",
-    "fresh = dict(seeds=range(88, 104))": "fresh = {}",
-}
-
-
-def run_cells(names: str, edits: dict[str, str]) -> dict:
-    """Run these cells of the notebook with all edits made, and with the few seeds of LIGHT; return their names."""
-    namespace: dict = {}
-    sources = {name: CELLS[name] for name in names.split()}
-    for old, new in (edits | LIGHT).items():
-        found = [name for name, source in sources.items() if old in source]
-        assert found or old in LIGHT, f"no cell has {old!r}"
-        sources |= {name: sources[name].replace(old, new) for name in found}
-    for source in sources.values():
-        exec(python(source), namespace)
-    return namespace
-
-
-def suggested(code: str) -> str:
-    assert f"`{code}`" in CELLS["91"], f"the notebook does not suggest {code}"
-    return code
-
-
-COMPARING = "01 03 05 first-line-method 40 41 42 scheduled 57 58-method shape-guess 60 schedule-table"
-LINEAR = suggested('"linear": 1 - step / STEPS')
-SUGGESTIONS = {
-    "a schedule of one's own": {'"range test": 2.0 **': f'{LINEAR},\n    "range test": 2.0 **'},
-    "Adam": {
-        "optax.sgd(lambda step: learning_rate * TABLE[jnp.int32(schedule), step], momentum=momentum)": suggested(
-            "optax.adam(lambda step: learning_rate * TABLE[jnp.int32(schedule), step], b1=momentum)"
-        ),
-        "GRID = [2.0**k for k in range(-6, -1)]": "GRID = [2.0**k / 8 for k in range(-6, -1)]",
-    },
-    "twice the budget": {"epochs=8": suggested("epochs=16")},
-}
+def end_of(cells: Cells, name: str, peak: float, seeds: int) -> tuple[float, float]:
+    """Mean accuracy of the last weights and of the mean of the last quarter."""
+    cells.changes = {}
+    cells.run("learning_rate-mean")
+    cells.data |= {"PEAKS": [], "jobs": [], "TWELVE": [], "looks": []}
+    last, mean = [], []
+    for seed in range(seeds):
+        w, _, totals = cells["train_with"](peak * cells["SCHEDULES"][name], seed)
+        for found, vector in ((last, w[-1]), (mean, cells["mean_weights"](totals, 4))):
+            logits = cells["network"].apply(cells["as_params"](vector), cells["x_valid"])
+            found.append(100 * (logits.argmax(1) == cells["y_valid"]).mean())
+    return np.mean(last), np.mean(mean)
 
 
 @suggested_by("03_learning_rate")
-@pytest.mark.parametrize("name", SUGGESTIONS)
-def test_a_comparison_that_is_suggested_runs(name, monkeypatch, capsys):
-    monkeypatch.setenv("DLSCALE_CACHE", "off")
-    monkeypatch.setattr("dlscale.page.figures.display", lambda *given, **options: None)
-    found = run_cells(COMPARING, SUGGESTIONS[name])
-    printed = capsys.readouterr().out
-    assert "equal to optax within rounding: False" not in printed
-    assert ("linear" in found["arms"]) == (name == "a schedule of one's own")
-    assert len(found["step"]) == found["STEPS"] == (1488 if name == "twice the budget" else 744)
-    assert all(np.isfinite(found["tested"](arm)).all() for arm in found["arms"])
+def test_with_relu_the_sharpness_rises_too():
+    cells = lesson({'activation="tanh"': 'activation="relu"'}, "loss", "power", "descent")
+    _, sharpness = cells["descend"](cells["initial_weights"](0), 0.2, 25)
+    assert 8 < np.median(sharpness[-15:]) < 14
 
 
 @suggested_by("03_learning_rate")
-def test_cross_entropy_in_section_2_does_not_stay_at_the_line(monkeypatch):
-    monkeypatch.setenv("DLSCALE_CACHE", "off")
-    body = CELLS["23"][CELLS["23"].index("    error = ") :]
-    logits = "tanh_network.apply(as_params(w), x)"
-    new = suggested(f"optax.softmax_cross_entropy_with_integer_labels({logits}, y).mean()")
-    found = run_cells("01 03 23 25 26 34", {body: f"    return {new}\n"})
-    for rate in (0.1, 0.2, 0.4, 0.8):
-        sharpness = np.array(found["descend"](found["first"](8), rate, found["x"], found["y"])[0])
-        assert sharpness[0] < sharpness.max() > 1.5 * sharpness[-1]
-        assert (sharpness.max() > 2 / rate) == (rate == 0.8)
+def test_an_exponential_schedule_ends_below_a_constant_rate_and_a_late_fall_above():
+    late = '"late": np.minimum(1, 4 - 4 * time),'
+    changes = {'"linear": 1 - time,': f'"linear": 1 - time,\n    "exponential": 0.01**time,\n    {late}'}
+    cells = lesson(changes, "loss", "shapes", "train", "train-with")
+    constant = end_of(cells, "constant", 1 / 32, 4)[0]
+    assert end_of(cells, "exponential", 1 / 16, 4)[0] < constant < end_of(cells, "late", 1 / 32, 4)[0]
+
+
+@suggested_by("03_learning_rate")
+def test_with_larger_batches_averaging_gains_less():
+    gains = []
+    for size in (32, 256):
+        cells = lesson({"BATCH_SIZE = 32": f"BATCH_SIZE = {size}"}, "loss", "shapes", "train", "train-with")
+        last, mean = end_of(cells, "constant", 1 / 32, 6)
+        gains.append(mean - last)
+    assert gains[1] < gains[0]
+
+
+def further(changes: dict[str, str], *identities: str) -> Cells:
+    cells = Cells("further/03_learning_rate_further", changes)
+    cells.run(*(f"learning_rate-further-{name}" for name in ("setup", "shared", "iteration", *identities)))
+    return cells
+
+
+@suggested_by("03_learning_rate_further")
+def test_without_the_first_direction_the_second_does_not_matter():
+    changes = {"range(8, 16), 25": "range(8, 10), 25"}
+    changes |= {"(0.0, 1.0)\n": '(0.0, 1.0)\nMETHODS["without both"] = (1.0, 1.0)\n'}
+    cells = further(changes, "edge-network", "edge-descent", "edge-runs", "oscillation-code", "oscillation-run")
+    whole, first, second, both = cells["S"][:, :, -100:].mean((1, 2))
+    assert abs(whole - 10) < 0.5 and abs(second - 10) < 0.5
+    assert first > 11 and both > 11
+
+
+@suggested_by("03_learning_rate_further")
+def test_nesterov_has_a_smaller_best_rate_with_more_momentum_too():
+    nesterov = "lambda learning_rate, momentum: optax.sgd(learning_rate, momentum, nesterov=True)"
+    changes = {"optax.sgd,\n": f"{nesterov},\n", "range(104, 112)": "range(104, 106)"}
+    changes |= {"[0.0, 0.5, 0.75, 0.9375]": "[0.0, 0.9375]"}
+    best = further(changes, "map-runs")["accuracy"].mean(2).argmax(0)
+    assert best[0] - best[1] >= 3
+
+
+@suggested_by("03_learning_rate_further")
+def test_a_start_with_small_weights_is_flatter():
+    at_start = further({}, "starts")["at_start"]
+    (small_loss, small), (loss, ordinary) = at_start(0, 0.3), at_start(0, 1.0)
+    assert small < ordinary and small_loss < loss

@@ -1,4 +1,4 @@
-"""The rules of the third edition: a good notebook keeps all of them, and a spoiled one breaks the right one."""
+"""The rules of lessons: a good notebook keeps all of them, and a spoiled one breaks the right one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlscale.course.contents import Further, Notebook
 FURTHER = Further("More", 5, 3)
 BOOKS = [
     Notebook("00_start.ipynb", "Start", "Why?", "L", ()),
-    Notebook("01_sample.ipynb", "A title", "Why?", "L", (), minutes=30, seconds=9, edition=3, further=FURTHER),
+    Notebook("01_sample.ipynb", "A title", "Why?", "L", (), minutes=30, seconds=9, further=FURTHER),
     Notebook("02_next.ipynb", "Next", "Why?", "L", ()),
 ]
 LINKS = "[back](00_start.ipynb) · [next](02_next.ipynb) · [further](further/01_sample_further.ipynb)"
@@ -78,14 +78,15 @@ def further() -> Cells:
     return cells + closing("[the lesson](../01_sample.ipynb)")
 
 
-def broken(cells: Cells, path: Path, third: bool = True) -> Iterator[str]:
-    """The rules that a notebook of these cells breaks, folded as the `third` edition is."""
+def broken(cells: Cells, path: Path, fold: bool = True) -> Iterator[str]:
+    """The rules that a notebook of these cells breaks."""
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
     for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
         cell.execution_count = number
     node = nbformat.v4.new_notebook(cells=cells)
-    notebooks.fold(node, third)
+    if fold:
+        notebooks.fold(node)
     notebook = conventions.Notebook(node, path)
     for rule in lesson_conventions.RULES:
         if rule is not conventions.exercises and list(rule(notebook)):  # whose ids are real ones only in real notebooks
@@ -169,7 +170,7 @@ def test_a_spoiled_lesson_breaks_the_rule(name, folder):
 
 
 def test_the_set_up_must_be_folded(folder):
-    assert list(broken(lesson(), folder / "01_sample.ipynb", third=False)) == ["folding"]
+    assert list(broken(lesson(), folder / "01_sample.ipynb", fold=False)) == ["folding"]
 
 
 SPOILED_FURTHER = {

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -120,10 +121,10 @@ def test_a_wrong_result_is_seen(monkeypatch, capsys):
 
 
 def test_all_collectives_on_emulated_devices(tmp_path):
-    table, plot = tmp_path / "rows.csv", tmp_path / "times.png"
+    table = tmp_path / "rows.csv"
     out, error = start(
         "--devices", 3, "--collectives", ",".join(measuring.ALGORITHMS), "--min", 20, "--max", 20,
-        "--repeats", 1, "--warmup", 0, "--csv", table, "--plot", plot,
+        "--repeats", 1, "--warmup", 0, "--csv", table,
     ).communicate(timeout=LONG)  # fmt: skip
     assert error == "", "no bar where nobody looks"
     assert "say nothing about a network" in out
@@ -139,21 +140,6 @@ def test_all_collectives_on_emulated_devices(tmp_path):
     for row in rows:
         assert float(row["median"]) >= float(row["fastest"]) > 0
         assert float(row["algorithm_bandwidth"]) == pytest.approx(int(row["bytes"]) / float(row["median"]))
-    assert plot.read_bytes()[1:4] == b"PNG"
-
-
-def test_plot_has_a_panel_for_each_collective_and_a_line_for_each_algorithm():
-    rows = [
-        Row(collective, algorithm, 4, 1, size, "float32", 1e-3, 1e-3 * (1 + size), True)
-        for collective in ("all_reduce", "broadcast", "gather") for algorithm in ("ring", "tree", "torus")
-        for size in (8, 4096)
-    ]  # fmt: skip
-    figure = command.draw(rows, "title")
-    assert [panel.get_title() for panel in figure.axes] == ["all_reduce", "broadcast", "gather"]
-    for panel in figure.axes:
-        assert panel.get_xscale() == panel.get_yscale() == "log"
-        assert [text.get_text() for text in panel.get_legend().get_texts()] == ["ring", "tree", "torus"]
-        assert [line.get_xdata().tolist() for line in panel.lines] == 3 * [[8, 4096]]
 
 
 # Processes
@@ -192,8 +178,8 @@ def test_a_killed_peer_is_named():
 
 
 def test_a_killed_peer_ends_the_command_and_files_keep_the_rows(tmp_path):
-    table, plot = tmp_path / "rows.csv", tmp_path / "times.svg"
-    parent = start("--processes", 2, "--max", 8, "--repeats", 50, "--csv", table, "--plot", plot)
+    table = tmp_path / "rows.csv"
+    parent = start("--processes", 2, "--max", 8, "--repeats", 50, "--csv", table)
     wait_for(lambda: table.is_file() and len(table.read_text().splitlines()) > 1)
     group = children(parent)
     group[1].kill()
@@ -202,7 +188,6 @@ def test_a_killed_peer_ends_the_command_and_files_keep_the_rows(tmp_path):
     assert error.startswith("Process 1 (of 0 to 1) ")
     assert error.endswith("of 9 rows are there.\n")
     assert out.count(" yes\n") == len(table.read_text().splitlines()) - 1 < 9
-    assert "</svg>" in plot.read_text()
     assert ended(group)
 
 
@@ -298,6 +283,13 @@ def test_a_group_that_lost_a_peer_ends(sent):
             process.communicate()
 
 
+def test_the_guide_shows_and_explains_every_column():
+    guide = (Path(__file__).parent.parent / "docs" / "MEASURING.md").read_text(encoding="utf-8")
+    assert f"\n{command.LINE.format(*command.HEADINGS)}\n" in guide
+    explained = re.findall(r"^\| (.*?) \|", guide.partition("| --- |")[2], re.MULTILINE)
+    assert ", ".join(explained) == ", ".join(command.HEADINGS)
+
+
 def test_what_the_launcher_says(monkeypatch):
     calls = []
     monkeypatch.setattr(devices, "connect", lambda *settings: calls.append(settings))
@@ -349,8 +341,7 @@ def test_what_the_launcher_says(monkeypatch):
     ("--processes 2 --devices 2", "not allowed with"),
     ("--processes 2 --timeout nan", "timeout must be"),
     ("--processes 2 --max 1000G", "choose a smaller largest size or fewer workers"),
-    ("--plot nowhere/times.png", "no folder"),
-    ("--plot times.jpgg", "Did you mean 'jp"),
+    ("--csv nowhere/rows.csv", "no folder"),
 ])  # fmt: skip
 def test_bad_input(arguments, words, monkeypatch, capsys):
     monkeypatch.setattr(signal, "signal", lambda *_: None)

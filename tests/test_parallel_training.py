@@ -7,31 +7,27 @@ import itertools
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
+import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-import psutil
 import pytest
 from cells import Cells
+from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 from scipy import stats
 
 from dlscale import collectives
 from dlscale import parallel_training as room
 from dlscale.course import records
-from dlscale.lab import devices, models, processes, program
+from dlscale.lab import data, devices, models, program
 from dlscale.lab.processes import PeerLost
-from dlscale.page import figures
 from dlscale.parallel_training import command, exercises, experiment, pipeline, planning
 
 LAYERS = [models.dense("relu"), models.dense("relu"), models.dense()]
@@ -102,24 +98,6 @@ def test_data_parallel_gives_the_gradient_of_the_whole_batch_to_the_bit_where_su
         same(found[name], wanted)
 
 
-def test_real_numbers_are_within_the_bound_of_their_roundings():
-    """A ReLU net's gradient is sums of products: at most (roundings) · 2⁻²⁴ of the same sums of magnitudes is lost."""
-    rng = np.random.default_rng(1)
-    params, x, y = jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), jnp.float32), network())
-    found = on_all(functools.partial(room.data_parallel, loss, axis_name="w"),
-                   copies(params, 4), room.shares(x, 4), room.shares(y, 4))[1]  # fmt: skip
-    single = jit(jax.grad(loss))(params, x, y)
-    size = jax.tree.map(jnp.abs, (params, x, y))
-    linear = [models.dense(), models.dense(), models.dense()]  # all units on: the sums can only be larger
-    plus = lambda p, x, y: loss(p, x, -y, linear)  # noqa: E731
-    magnitudes = jit(jax.grad(plus))(*size)
-    roundings = 2 * (2 * sum(WIDTHS) + len(x) + 10)  # there and back, over the examples and workers; of both
-    for a, b, m in zip(*map(jax.tree.leaves, (found, single, magnitudes)), strict=True):
-        bound = roundings * 2.0**-24 * np.asarray(m)
-        assert (np.abs(np.asarray(a)[0] - np.asarray(b)) <= bound).all()
-        assert bound.max() < 1e-3 * np.abs(m).max()
-
-
 def test_examples_that_do_not_divide_are_an_error():
     with pytest.raises(ValueError, match="10 examples do not divide among 4 workers"):
         room.shares(np.zeros((10, 2)), 4)
@@ -151,11 +129,8 @@ here.devices.emulate(4)
 params, x, y = here.network()
 found = here.zero(3, 4, params, x, y, here.on_mesh, "workers")[1]
 here.same(found, here.jit(here.jax.grad(here.loss))(params, x, y))
-params, x, y = here.deep()
-table = here.pipeline.pipeline_schedule("interleaved", 4, 8, 2)
-run = here.pipeline.pipeline(here.LAYERS[0], here.square, table, "w")
-found = here.on_devices(run, here.pipeline.stage_params(params, table), here.copies(x, 4), here.copies(y, 4))[1]
-here.same(here.pipeline.whole_params(found), here.single_gradient(params, x, y)[1])
+found = here.zero(3, 4, params, x, y, here.on_devices, "w")[1]
+here.same(found, here.jit(here.jax.grad(here.loss))(params, x, y))
 """
 
 
@@ -179,20 +154,6 @@ def test_what_zero_sends_is_read_from_the_program(stage, passes):
     assert found.sent().sum(0).max() == passes * (workers - 1) * numbers // workers * 4 + mean
 
 
-def test_what_each_stage_keeps_is_read_from_the_program():
-    params, x, y = network()
-    shapes, kept = jax.eval_shape(lambda: params), {}
-    for stage in (1, 2, 3):
-        parts = [room.chunks(own, 4) for own in params]
-        parts = [copies(part.ravel(), 4) for part in parts] if stage == 1 else parts
-        value = jax.vmap(room.sharded_loss(LAYERS, square, shapes, stage, "w"), axis_name="w")
-        kept[stage] = program.kept_bytes(value, parts, room.shares(x, 4), room.shares(y, 4)) / 4
-    weights, hidden = (4 * sum(own[name].size for own in params) for name in "wb")
-    assert kept[1] == kept[2]
-    inputs = 4 * 2 * sum(WIDTHS[1:-1])  # stage 3 keeps what came into each layer but the first; y - x, and no more
-    assert kept[3] == inputs + 4 * 2 * WIDTHS[-1], (kept, weights, hidden)
-
-
 def test_chunks_and_back_for_layers_without_parameters_too():
     params, _, _ = network()
     for own in (*params, {}):
@@ -205,31 +166,7 @@ def test_a_stage_that_is_none():
         room.sharded(LAYERS, square, [], 4, "w")
 
 
-def test_an_optimiser_of_chunks_is_that_of_the_whole():
-    (params, _, _), adam = network(), optax.adam(0.1)
-
-    @jit
-    def updates(params):
-        update = lambda tree: adam.update(tree, adam.init(tree))[0]  # noqa: E731
-        return update(params), jax.vmap(update)([room.chunks(own, 4) for own in params])
-
-    whole, chunks = updates(params)
-    same([room.unchunked(c.ravel(), own) for c, own in zip(chunks, params, strict=True)], whole)
-
-
 # Tensor parallel
-
-
-def block_params(heads=4, width=8, hidden=16, seed=0):
-    rng = np.random.default_rng(seed)
-    shapes = {
-        "query": (width, heads, 2),
-        "key": (width, heads, 2),
-        "value": (width, heads, 2),
-        "out": (heads, 2, width),
-    }
-    shapes |= {"w1": (width, hidden), "b1": (hidden,), "w2": (hidden, width), "b2": (width,), "scale": (width,)}
-    return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
 
 
 def joined(split, like):
@@ -255,72 +192,11 @@ def test_two_layers_split_by_columns_and_rows_to_the_bit():
         )
 
 
-def test_a_transformer_block_split_by_heads_is_off_by_no_more_than_rounding():
-    """What is lost to rounding is measured on the single worker, against 64 bits: the split one may lose 4 times it."""
-    workers, params, rng = 2, block_params(), np.random.default_rng(1)
-    x, aim = (rng.normal(size=(3, 5, 8)) for _ in range(2))
-    f = lambda p, x, axis=None: ((room.block(p, x, axis) - aim.astype(x.dtype)) ** 2).mean()  # noqa: E731
-    with jax.enable_x64():
-        exact = jit(jax.grad(f, (0, 1)))(jax.tree.map(lambda a: np.asarray(a, np.float64), params), x)
-        exact = jax.device_get(exact)
-    assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(exact))
-    x = x.astype(np.float32)
-    single = jax.device_get(jit(jax.grad(f, (0, 1)))(params, x))
-    found, of_all = on_all(
-        lambda p, x: jax.grad(f, (0, 1))(p, x, "w"), room.split_within(params, workers), x, axes=(0, None)
-    )
-    same(of_all[0], of_all[1])
-    split = jax.device_get((joined(found, params), of_all[0]))
-    for one, two, true in zip(*map(jax.tree.leaves, (single, split, exact)), strict=True):
-        lost = np.abs(one - true).max()
-        assert 0 < lost < 1e-5 * np.abs(true).max()
-        assert np.abs(two - true).max() <= 4 * lost
-
-
-def test_without_f_and_g_the_gradient_is_wrong():
-    """JAX's own rule for a sum gives each worker the gradient of all workers' losses together."""
-    x = jnp.ones(3)
-    naive = on_all(jax.grad(lambda x: collectives.all_reduce(x, "w").sum()), copies(x, 4))
-    right = on_all(jax.grad(lambda x: room.added(x, "w").sum()), copies(x, 4))
-    assert (naive == 4).all() and (right == 1).all()
-
-
-def test_a_block_sends_two_sums_there_and_two_back():
-    params, x = room.split_within(block_params(), 2), jax.ShapeDtypeStruct((3, 5, 8), "float32")
-    own = jax.tree.map(lambda a: a[0], params)
-    there = program.schedule(lambda p, x: room.block(p, x, "workers"), 2, own, x).sent().sum(0).max()
-    both = (
-        program.schedule(jax.grad(lambda p, x: room.block(p, x, "workers").sum(), (0, 1)), 2, own, x)
-        .sent()
-        .sum(0)
-        .max()
-    )
-    size = 3 * 5 * 8 * 4
-    assert there == 2 * size  # an all-reduce between two workers: half of the array, twice
-    assert both == 4 * size
-
-
 def test_heads_and_units_that_do_not_divide_are_an_error():
     with pytest.raises(ValueError, match="4 heads do not divide among 3 workers"):
-        room.split_within(block_params(), 3)
+        room.split_within({"query": np.zeros((8, 4, 2))}, 3)
     with pytest.raises(ValueError, match="5 hidden units do not divide among 2"):
         room.split_within({"w1": np.zeros((2, 5))}, 2)
-
-
-def test_two_splits_at_once():
-    """Examples among rows, hidden units among columns of a mesh."""
-    rng = np.random.default_rng(0)
-    params = {"w1": whole(rng, 6, 8), "b1": whole(rng, 8), "w2": whole(rng, 8, 5), "b2": whole(rng, 5)}
-    x, y = whole(rng, 8, 6), whole(rng, 8, 5)
-    f = lambda p, x, y, axis=None: square(room.two_layers(p, x, axis), y)  # noqa: E731
-    wanted = jit(jax.value_and_grad(f))(params, x, y)
-    step = lambda p, x, y: room.data_parallel(functools.partial(f, axis="model"), p, x, y, axis_name="data")  # noqa: E731
-    over_model = jax.vmap(step, in_axes=(0, None, None), axis_name="model")
-    over_both = jax.vmap(over_model, in_axes=(None, 0, 0), axis_name="data")
-    value, found = jit(over_both)(room.split_within(params, 2), room.shares(x, 4), room.shares(y, 4))
-    assert (value == wanted[0]).all()
-    for row in range(4):
-        same(joined(jax.tree.map(lambda a, row=row: a[row], found), params), wanted[1])
 
 
 # Pipelines
@@ -359,80 +235,7 @@ def test_bubbles_are_those_of_the_formula(kind, stages, microbatches, chunks):
     assert found.bubble == pytest.approx(wait / (microbatches + wait))
 
 
-def test_activations_that_are_kept():
-    assert pipeline.pipeline_schedule("gpipe", 4, 8).alive().tolist() == [8] * 4
-    assert pipeline.pipeline_schedule("1f1b", 4, 8).alive().tolist() == [4, 3, 2, 1]
-
-
-def deep(layers=8, width=6, microbatches=8, examples=4):
-    rng = np.random.default_rng(0)
-    eye = np.eye(width, dtype=np.float32)[rng.permuted(np.tile(np.arange(width), (layers, 1)), axis=1)]
-    params = {"w": jnp.asarray(eye * rng.choice([-1, 1, 2], (layers, 1, width))), "b": whole(rng, layers, width)}
-    return params, whole(rng, microbatches, examples, width), whole(rng, microbatches, examples, width)
-
-
-def total(params, x, y):
-    for i in range(len(params["w"])):
-        x = LAYERS[0](jax.tree.map(lambda a, i=i: a[i], params), x)
-    return square(x, y)
-
-
-def single_gradient(params, x, y):
-    """Of the mean over the micro-batches."""
-    return jit(jax.value_and_grad(lambda p: jax.vmap(functools.partial(total, p))(x, y).mean()))(params)
-
-
-@pytest.mark.parametrize("kind, stages, microbatches, chunks", [PIPES[0], *PIPES[2:4]])
-def test_the_table_drives_a_program_that_gives_the_single_gradient(kind, stages, microbatches, chunks):
-    params, x, y = deep(microbatches=max(microbatches, 4))
-    table = pipeline.pipeline_schedule(kind, stages, len(x), chunks)
-    run = pipeline.pipeline(LAYERS[0], square, table, "w")
-    value, found = on_all(run, pipeline.stage_params(params, table), x, y, axes=(0, None, None))
-    wanted = single_gradient(params, x, y)
-    np.testing.assert_allclose(value.sum(), wanted[0], rtol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), pipeline.whole_params(found), wanted[1])
-    if len(x) & (len(x) - 1) == 0:
-        same(pipeline.whole_params(found), wanted[1])
-
-
-def late(params, x, y, stages, rate, stash):
-    """Pipelined backpropagation, one micro-batch after the other, in plain loops over old weights."""
-    depth, history, losses = len(params["w"]) // stages, [params], []
-    for m, (a, b) in enumerate(zip(x, y, strict=True)):
-        old = [history[max(0, m - (stages - 1 - layer // depth))] for layer in range(len(params["w"]))]
-        there = {k: jnp.stack([p[k][i] for i, p in enumerate(old)]) for k in params}
-
-        def value(back, a=a, b=b, there=there):
-            for i in range(len(params["w"])):
-                a = pipeline.mixed(LAYERS[0], *(jax.tree.map(lambda leaf, i=i: leaf[i], p) for p in (there, back)), a)
-            return square(a, b)
-
-        found, gradient = jax.value_and_grad(value)(there if stash else history[-1])
-        losses.append(found)
-        history.append(jax.tree.map(lambda p, g: p - rate * g, history[-1], gradient))
-    return np.stack(losses), history[-1]
-
-
-@pytest.mark.parametrize("stash", [False, True])
-def test_pipelined_backpropagation_uses_weights_as_old_as_their_stage_says(stash):
-    rng = np.random.default_rng(2)
-    random = lambda a: jnp.asarray(rng.normal(size=a.shape) / 2, jnp.float32)  # noqa: E731
-    params, x, y = jax.tree.map(random, deep(4, microbatches=7))
-    table = pipeline.pipeline_schedule("pipelined", 4, 7)
-    run = pipeline.pipeline(LAYERS[0], square, table, "w", rate=0.05, stash=stash)
-    losses, found = on_all(run, pipeline.stage_params(params, table), x, y, axes=(0, None, None))
-    wanted = late(params, x, y, 4, 0.05, stash)
-    np.testing.assert_allclose(losses.sum(0), wanted[0], rtol=1e-4)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), pipeline.whole_params(found), wanted[1])
-
-
 def test_pipelines_that_cannot_work():
-    table = pipeline.pipeline_schedule("gpipe", 4, 8)
-    params, x, y = deep(2)
-    with pytest.raises(ValueError, match="2 layers are fewer than 4 stages"):
-        pipeline.stage_params(params, table)
-    with pytest.raises(ValueError, match="6 layers do not divide among 4"):
-        pipeline.stage_params(deep(6)[0], table)
     with pytest.raises(ValueError, match="microbatches must be a whole number of at least 1, not 0"):
         pipeline.pipeline_schedule("gpipe", 4, 0)
     with pytest.raises(ValueError, match="needs a multiple of 4 micro-batches, not 6"):
@@ -441,41 +244,40 @@ def test_pipelines_that_cannot_work():
         pipeline.pipeline_schedule("gpipe", 4, 8, 2)
     with pytest.raises(ValueError, match="Did you mean 'gpipe'"):
         pipeline.pipeline_schedule("gpip", 4, 8)
-    run = pipeline.pipeline(LAYERS[0], square, table, "w")
-    own = pipeline.stage_params(deep(8)[0], table)
-    with pytest.raises(ValueError, match="for 4 stages and 8 micro-batches"):
-        on_all(run, own, x[:3], y[:3], axes=(0, None, None))
 
 
-# All schemes beside each other, as the notebook counts them
+@pytest.mark.parametrize("stages, stash", [(8, False), (4, True)])
+def test_one_worker_emulates_stages_by_old_weights(stages, stash):
+    """The recorded training, against plain loops over all weights that there were."""
+    start, rows = experiment.start(0), experiment.order(0)[:12]
+    (x, y), _ = experiment.examples()
+    found, losses = experiment.descend(start, rows, np.float32(0.05), experiment.delays(stages), stash, x, y)
+    gradient = jit(jax.value_and_grad(lambda back, old, *batch: experiment.loss(
+        experiment.through(old, back, batch[0]), batch[1])))  # fmt: skip
+    history = [start]
+    for m, batch in enumerate(rows):
+        ages = experiment.delays(stages)
+        old = {k: np.stack([history[max(0, m - age)][k][i] for i, age in enumerate(ages)]) for k in start}
+        value, step = gradient(old if stash else history[-1], old, x[batch], y[batch])
+        assert losses[m] == pytest.approx(float(value), rel=1e-4)
+        history.append(jax.tree.map(lambda p, g: np.asarray(p - 0.05 * g), history[-1], step))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, history[-1])
 
 
-def test_the_bytes_of_all_schemes_are_those_of_the_formulas_and_grow_with_the_examples():
-    cells = Cells("09_parallel_training")
-    params, (net, x, y) = network()[0], deep(width=16)
-    given = {"jax": jax, "np": np, "optax": optax, "functools": functools, "lru_cache": functools.lru_cache}
-    cells.update(given, parallel=room, pipeline=pipeline, program=program, params=params, LAYER=LAYERS[0], DEEP=8)
-    cells.update(square=square, deep=jax.device_get(net))
-    cells.run("parallel-zero-formula", "parallel-zero-counts")
-    cells.run(*(f"parallel-all-{name}" for name in ("formula", "programs", "pipeline", "counts")))
-    for plan in ("data parallel", "ZeRO stage 2", "data × tensor", "pipeline (1F1B)"):
-        wanted = cells["predicted_bytes"](plan, 4, 64, 1)
-        assert cells["counts_of"](plan, 4, 64, "momentum") == pytest.approx(wanted, rel=0.01), plan
-        *_, kept, wire = cells["counted_bytes"](plan, 4, 64)  # counted with twice the examples
-        assert (kept, sum(wire.values())) == pytest.approx(wanted[1:], rel=0.01)
-    split = [room.split_within(two, 4) for two in cells["PAIRS"]]
-    of_pairs = jax.vmap(jax.grad(functools.partial(cells["net_loss"], axis_name="w")), (0, None, None), axis_name="w")
-    found, wanted = jit(of_pairs)(split, x[0], y[0]), jit(jax.grad(total))(net, x[0], y[0])
-    for i, (own, two) in enumerate(zip(found, cells["PAIRS"], strict=True)):
-        one, other = (jax.tree.map(lambda a, k=k: a[k], wanted) for k in (2 * i, 2 * i + 1))
-        same(joined(own, two), {"w1": one["w"], "b1": one["b"], "w2": other["w"], "b2": other["b"]})
+def test_the_confirmed_rates_are_the_best_of_the_record():
+    longer = records.read(experiment.LONGER.id)
+    for (stages, stash), rate in experiment.CHOSEN.items():
+        arm = {"stages": stages, "stash": stash, "judged_on": "validation"}
+        means = {r: longer.values("accuracy", **arm, learning_rate=r).mean() for r in experiment.LONG_RATES}
+        assert max(means, key=means.get) == rate
 
 
 # Plans
 
-HYBRID = Cells("09_parallel_training")
+FURTHER = "further/09_parallel_training_further"
+HYBRID = Cells(FURTHER)
 HYBRID.update(planning=planning)
-HYBRID.run("parallel-hybrid-hand")
+HYBRID.run("parallel-further-alexnet-best")
 
 
 @pytest.mark.parametrize(
@@ -492,7 +294,7 @@ def test_the_notebooks_best_split_is_the_best_of_all(sizes, workers, examples):
     layers = [planning.LayerSize("", "dense", *size, 1.0) for size in sizes]
     cost = functools.partial(planning.split_bytes, layers, workers=workers, batch=workers * examples)
     for tried in (("data", "model"), ("data", "model", "rows")):
-        sent, ways = HYBRID["best_split_by_hand"](layers, workers, workers * examples, tried)
+        sent, ways = HYBRID["best_split"](layers, workers, workers * examples, tried)
         every = itertools.product(tried, repeat=len(layers))
         assert sent == pytest.approx(cost(ways)) == pytest.approx(min(map(cost, every)))
 
@@ -523,37 +325,6 @@ def test_the_bytes_of_a_split_are_those_of_collectives(ways, sent):
     ways_of = {"all_to_all": "pairwise"}
     sizes = [collectives.schedule(ways_of.get(name, "ring"), 2, shape, collective=name) for name, shape in count]
     assert sum(s.sent().sum(0).max() for s in sizes) == planning.split_bytes(layers, ways, 2, batch)
-
-
-def test_rows_columns_and_rows_in_turn_give_the_single_gradient_and_send_what_the_formula_says():
-    """Three linear layers between examples: what comes in and goes out is split by data."""
-    rng, P, n, sizes = np.random.default_rng(0), 4, 8, (16, 8, 12, 4)
-    weights, x, y = [whole(rng, a, b) for a, b in itertools.pairwise(sizes)], whole(rng, n, 16), whole(rng, n, 4)
-    layers = [planning.LayerSize("", "dense", a * b, a, b, 1.0) for a, b in itertools.pairwise(sizes)]
-
-    def value(own, x, y):
-        """The own examples' part of the loss: JAX's own rule for sums is then the right one."""
-        first, second, third = own
-        x = collectives.all_to_all(x.reshape(-1, P, 16 // P).swapaxes(0, 1), "workers").reshape(n, -1)  # own inputs
-        parts = (x @ first).reshape(n, P, -1).swapaxes(0, 1)
-        own_hidden = collectives.reduce_scatter(parts, "workers")
-        h = collectives.all_gather(own_hidden, "workers").swapaxes(0, 1).reshape(n, -1)
-        out = collectives.reduce_scatter((h @ second @ third).reshape(P, n // P, -1), "workers")
-        return ((out - y) ** 2).sum()
-
-    split = [np.stack(np.split(w, P, axis)) for w, axis in zip(weights, (0, 1, 0), strict=True)]
-    shares = room.shares(x, P), room.shares(y, P)
-    found = jit(jax.vmap(jax.grad(value, (0, 1)), axis_name="workers"))(split, *shares)
-    single = lambda ws, x: ((functools.reduce(jnp.matmul, ws, x) - y) ** 2).sum()  # noqa: E731
-    wanted, of_x = jit(jax.grad(single, (0, 1)))(weights, x)
-    same(found[0], [np.stack(np.split(w, P, axis)) for w, axis in zip(wanted, (0, 1, 0), strict=True)])
-    same(found[1], room.shares(of_x, P))
-    own = [w[0] for w in split], *(share[0] for share in shares)
-    sent = program.schedule(jax.grad(value, (0, 1)), P, *own).sent().sum(0).max()
-    before = ("data", "rows", "model")  # the gradient of x is asked for here, as in the middle of a network
-    ways = zip(layers, before, ("rows", "model", "rows"), strict=True)
-    formula = (planning.layer_bytes(layer, *way, P, n) for layer, *way in ways)
-    assert sent == sum(formula)
 
 
 def test_messages_wait_for_gradients_and_for_each_other():
@@ -636,15 +407,8 @@ def test_a_killed_group_goes_on_in_another_shape_to_the_loss_of_one_process(befo
     assert [message["step"] for message in resumed if "step" in message] == [done + 10, done + 20]
     result = resumed[-1]["result"]
     assert result["loss"] == pytest.approx(result["alone"], abs=1e-5)
-    *_, again = command.training(1, command.order(compare=(32,), **options))  # nothing is left to do but to take times
-    assert again["result"]["times"].keys() == {"alone 16", "alone 32", "group 32", "sum"}
-    assert all(min(seconds) > 0 for seconds in again["result"]["times"].values())  # of a step, in each round
-    alike = [f"{again['result'][name]:.6f}" for name in ("loss", "alone")]
-    assert command._told(again["result"]).splitlines() == [
-        f"loss on all examples {alike[0]}, of one process alone {alike[1]}",
-        "nothing was left to train",
-        f"the parameters' bits: {result['bits']}",
-    ]
+    *_, again = command.training(1, command.order(**options))  # nothing is left to do
+    assert again["result"]["bits"] == result["bits"]
     with pytest.raises(command.Unusable, match=r"rate 0\.1, not 0\.2"):
         next(command.training(1, command.order(rate=0.2, **options)))
 
@@ -674,99 +438,78 @@ def test_the_command_names_what_is_wrong(capsys):
         assert why in capsys.readouterr().err
 
 
-LONG = 600  # seconds after which something hangs, on any machine
+# What the notebooks suggest
 
 
-def descendants(process=None):
-    """What a process, or this one, has started, itself or through others."""
-    return psutil.Process(process and process.pid).children(recursive=True)
+LESSON = "09_parallel_training"
 
 
-def all_end(members):
-    """Whether they end, which they are given time for."""
-    end = time.monotonic() + LONG
-    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in members):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
+def cells(notebook, *identities, changes=None):
+    found = Cells(notebook, changes)
+    found.update({name: value for name, value in globals().items() if name[0] != "_"})
+    found.update(lax=jax.lax, partial=functools.partial, parallel=room, np=np, jax=jax, rng=np.random.default_rng(0))
+    found.run(*identities)
+    return found
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_ctrl_c_ends_the_command_with_a_word_and_leaves_nobody_behind(tmp_path):
-    arguments = ["--steps", "10000000", "--every", "10", "--checkpoint", str(tmp_path)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-m", "dlscale", "train", *arguments], **pipes) as parent:
-        try:
-            assert parent.stdout.readline().startswith("step     10  loss ")
-            group = descendants(parent)
-            assert group
-            parent.send_signal(signal.SIGINT)
-            _, error = parent.communicate(timeout=LONG)
-        finally:
-            parent.kill()
-    assert parent.returncode == 128 + signal.SIGINT
-    assert error == "Stopped: with --checkpoint, the same command goes on from the last one.\n"
-    assert all_end(group)
-    what = command.order()
-    assert command.load(tmp_path / command.FILE, command._start(what), command._about(what))[0] % 10 == 0
-
-
-def test_a_peer_that_never_comes_is_given_up_and_told_of(monkeypatch, capsys):
-    """A launcher's variables tell the first of two where it is; nobody starts the other."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    for name, value in {"COORDINATOR": address, "PROCESSES": "2", "PROCESS": "0"}.items():
-        monkeypatch.setenv(f"DLSCALE_{name}", value)
-    monkeypatch.setattr(processes, "START", 3)  # seconds to find each other
-    monkeypatch.setattr(command.signal, "signal", lambda *given: None)
-    before = descendants()
-    assert command.main(["--data", "2", "--timeout", "1"]) == 1
-    assert capsys.readouterr().err == (
-        "Nothing came from the processes within a limit of 3 s by the clock, before all 2 had found each other: "
-        "start each of them, with a DLSCALE_COORDINATOR that it can reach.\n"
+@suggested_by(LESSON)
+def test_the_written_schedule_drives_the_runtime():
+    ones = cells(LESSON, "parallel-pipe-gpipe", "parallel-pipe-runtime")
+    names = dict(vars(exercises))
+    exec(exercises.one_f_one_b.code, names)
+    rng = np.random.default_rng(0)
+    weights, x, y = [rng.normal(size=(6, 6)) for _ in range(4)], rng.normal(size=(8, 2, 6)), rng.normal(size=(8, 2, 6))
+    (found, stored), (wanted, all_stored) = (
+        ones["run_schedule"](table(4, 8), weights, x, y) for table in (names["one_f_one_b"], ones["gpipe"])
     )
-    assert descendants() == before
+    assert (stored, all_stored) == ([4, 3, 2, 1], [8, 8, 8, 8])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b), found, wanted)
 
 
-# What the notebook suggests
-
-
-def test_another_algorithm_by_hand():
-    cells = Cells("09_parallel_training", {'"ring")': '"butterfly")'})
-    cells.update(jax=jax, collectives=collectives, ravel_pytree=ravel_pytree)
-    cells.run("parallel-data-hand")
-    (params, x, y), f = network(), cells["data_parallel_by_hand"]
-    found = on_all(lambda *own: f(loss, *own, "w"), copies(params, 4), room.shares(x, 4), room.shares(y, 4))
-    same(found, copies(jit(jax.value_and_grad(loss))(params, x, y), 4))
-
-
+@suggested_by(LESSON)
 def test_without_the_checkpoint_a_third_of_the_bytes_is_not_sent():
     params, x, y = network()
     sent = []
-    for changes in ({}, {"@jax.checkpoint ": ""}):
-        cells = Cells("09_parallel_training", changes)
-        cells.update(jax=jax, parallel=room, LAYERS=LAYERS, params=params, square=square)
-        cells.run("parallel-zero-hand")
-        f = jax.grad(lambda *own, f=cells["sharded_by_hand"]: f(*own, "workers"))
-        sent.append(
-            program.schedule(f, 4, [room.chunks(own, 4)[0] for own in params], x[:2], y[:2]).sent().sum(0).max()
-        )
+    for changes in ({}, {"@jax.checkpoint": ""}):
+        found = Cells(LESSON, changes)
+        found.update(jax=jax, parallel=room, layers=LAYERS, params=params, square=square)
+        found.run("parallel-zero-loss")
+        f = jax.grad(functools.partial(found["sharded_loss"], axis_name="workers"))
+        own = [room.chunks(layer, 4)[0] for layer in params]
+        sent.append(program.schedule(f, 4, own, x[:2], y[:2]).sent().sum(0).max())
     assert sent[1] == sent[0] * 2 / 3
 
 
-def test_the_other_suggestions():
-    _, ways = HYBRID["best_split_by_hand"](planning.vgg16(), 8, 1024)
+@suggested_by(LESSON)
+@pytest.mark.parametrize("changes", [{}, {"default_rng(step)": "default_rng()"}])
+def test_a_killed_worker_loses_bits_only_if_batches_depend_on_the_process(changes):
+    found = Cells(LESSON, changes)
+    found.update(subprocess=subprocess, sys=sys, tempfile=tempfile, Path=Path, np=np, data=data)
+    found.run("parallel-fail-worker", "parallel-fail-run", "parallel-fail-kill")
+    results = found["results"]
+    assert np.array_equal(results["killed"], results["undisturbed"]) == (not changes)
+
+
+@suggested_by("09_parallel_training_further")
+def test_the_suggestions_of_the_further_notebook():
+    _, ways = HYBRID["best_split"](planning.vgg16(), 8, 1024)
     assert ways == ("data",) * 13 + ("rows", "model", "rows")
-    assert pipeline.pipeline_schedule("1f1b", 64, 64).bubble == pytest.approx(63 / 127)
+    bubbles = [pipeline.pipeline_schedule("1f1b", 64, count).bubble for count in (64, 567, 566)]
+    assert bubbles[0] == pytest.approx(63 / 127) and bubbles[1] <= 0.1 < bubbles[2]
+    slow = Cells(FURTHER)
+    slow.update(np=np, stats=stats, lru_cache=functools.lru_cache, cache=functools.cache)
+    slow.run("parallel-further-slowest-a", "parallel-further-slowest")
+    spares = {spare: slow["efficiency"]("exponential", 1024, 0.2, spare) for spare in (0, 32, 64, 128, 512)}
+    assert spares[0] < spares[32] < max(spares.values()) and spares[512] < max(spares.values())
+    draws = np.sort(np.random.default_rng(0).normal(size=(4000, 68)), 1)[:, 63].mean()
+    assert slow["nth_done"]("normal", 64, 4) == pytest.approx(draws, rel=0.02)
 
 
 # Exercises: what is right in another way, and what is nearly right
 
 
 def judged(exercise, text, wrap=lambda f: f):
-    names = dict(vars(exercises))
+    names = vars(exercises) | {"collectives": collectives}
     exec(text, names)
     return exercise.judge(wrap(names[exercise.answer]))
 
@@ -774,6 +517,7 @@ def judged(exercise, text, wrap=lambda f: f):
 def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
     right, line = judged(exercises.sharded, exercises.sharded.code, exercises.tried)
     assert right, line
+    assert judged(exercises.sharded, exercises.sharded.code) == (right, line)  # the function itself
     own = "collectives.reduce_scatter(gradient.reshape(P, -1), axis_name) / P"
     assert own in exercises.sharded.code
     with_a_sum = judged(exercises.sharded, exercises.sharded.code.replace(" / P", ""), exercises.tried)
@@ -788,26 +532,36 @@ def test_a_sharded_step_must_take_the_mean_and_send_no_more_than_it_must():
     assert not with_all[0] and "are enough" in with_all[1]
     assert not with_mean[0] and "are enough" in with_mean[1]
     assert exercises.sharded.judge(exercises.tried(lambda *args: ...)) == (False, "no answer yet")
+    failed = exercises.sharded.judge(exercises.tried(lambda *args: len(3)))[1]
+    assert "object of type 'int' has no len()" in failed
+
+
+def bracketing(*first):
+    """Three tries far apart, and then the middle of the wider gap beside the best, or further out."""
+
+    def number(tried):
+        if len(tried) < 3:
+            return first[len(tried)]
+        best, sizes = min(tried, key=lambda pair: pair[1])[0], sorted(size for size, _ in tried)
+        at = sizes.index(best)
+        if at in (0, len(sizes) - 1):
+            return best * 8 if at else best / 8
+        return max((high / low, math.sqrt(high * low)) for low, high in itertools.pairwise(sizes[at - 1 : at + 2]))[1]
+
+    return number
 
 
 @pytest.mark.parametrize("number, right", [
+    (bracketing(2.0**13, 2.0**20, 2.0**27), True), (bracketing(2.0**12, 2.0**19, 2.0**26), True),
     (lambda tried: 2.0**22, False), (lambda tried: 2.0 ** (12 + len(tried)), False),  # one for all; too small
     (lambda tried: 1e6 * (1 + 4 * len(tried)), False), (lambda tried: math.inf, False),  # evenly spaced; all at once
     (lambda tried: 4.0 ** (7 + len(tried)), False),  # by factors, without looking
     (lambda tried: 2.0 ** np.linspace(14, 28, 8)[len(tried)], False),
-    (lambda tried: 2.0 ** np.linspace(15, 28, 8)[len(tried)], False),  # the best of such grids
     (lambda tried: 2.0 ** (14 + 4 * len(tried)) if len(tried) < 4 else  # first far apart, then beside the best
      min(tried, key=lambda pair: pair[1])[0] * [4, 1 / 4, 2, 1 / 2][len(tried) - 4], True),
 ])  # fmt: skip
 def test_a_search_for_the_threshold_must_cover_factors(number, right):
     assert exercises.threshold.judge(number)[0] is right
-
-
-def test_a_dense_layer_by_model_or_by_data():
-    right = [lambda n, m, P: m // P, lambda n, m, P: np.floor(m / P), lambda n, m, P: int((n * m + m) / (n * P))]
-    naive = [lambda n, m, P: m, lambda n, m, P: m / P, lambda n, m, P: n // P, lambda n, m, P: n * m // (n + m)]
-    assert all(exercises.images.judge(answer)[0] for answer in right)
-    assert not any(exercises.images.judge(answer)[0] for answer in naive)
 
 
 def test_an_interval_that_knows_all_workers():
@@ -828,27 +582,6 @@ def test_an_interval_that_knows_all_workers():
     assert not any(exercises.interval.judge(answer)[0] for answer in naive)
 
 
-def test_no_step_takes_less_than_no_time():
-    """At any setting of the sliders for the slowest of N."""
-    cells = Cells("09_parallel_training")
-    cells.update(np=np, math=math, stats=stats, lru_cache=functools.lru_cache, figures=figures, slowest=None)
-    cells.run("parallel-slow-math", "parallel-slow-make")
-    for N, spare in itertools.product(cells["CROWD"], cells["SPARES"]):
-        assert stats.norm(1, max(cells["JITTERS"])).ppf(cells["of_the_last"](N, spare)).min() > 0
-
-
-def test_which_weights_a_micro_batch_meets():
-    cells = Cells("09_parallel_training")
-    cells.update(pipeline=pipeline)
-    cells.run("parallel-pipe-make")
-    by_table = lambda S, s, m: cells["versions"](pipeline.pipeline_schedule("pipelined", S, m + S))[s, m]  # noqa: E731
-    right = [by_table, lambda S, s, m: np.array([max(m - S + s + 1, 0), m])]
-    naive = [lambda S, s, m: (m - (S - 1 - s), m), lambda S, s, m: (m, m), lambda S, s, m: S - 1 - s,
-             lambda S, s, m: (max(0, m - 2 * (S - 1 - s)), m), lambda S, s, m: (max(0, m - s), m)]  # fmt: skip
-    assert all(exercises.versions.judge(answer)[0] for answer in right)
-    assert not any(exercises.versions.judge(answer)[0] for answer in naive)
-
-
 def test_a_mesh_has_the_parts_that_send_least():
     def by_numbers(P, d, t, a, g):  # the same, by hand: without the factors that all have
         return min((M for M in range(1, P + 1) if P % M == 0), key=lambda M: 3 * d * g * (P / M - 1) + t * a * (M - 1))
@@ -856,23 +589,60 @@ def test_a_mesh_has_the_parts_that_send_least():
     naive = [lambda P, *of: 1, lambda P, *of: P, lambda P, d, t, a, g: P if t < 3 * d else 1, lambda *of: 2.5,
              lambda P, d, t, a, g: P if t * a < 3 * d * g else 1, lambda *of: 5,
              lambda P, d, t, a, g: by_numbers(P, d, t, 4, 4)]  # fmt: skip
+
+    def nearest(distance):
+        def found(P, d, t, a, g):
+            root = math.sqrt(3 * P * d * g / (t * a))
+            return min((M for M in range(1, P + 1) if P % M == 0), key=lambda M: distance(M, root))
+
+        return found
+
+    naive.append(nearest(lambda M, root: abs(M - root)))
+    assert exercises.parts.judge(nearest(lambda M, root: abs(math.log(M / root))))[0]
     assert exercises.parts.judge(by_numbers)[0]
     assert not any(exercises.parts.judge(answer)[0] for answer in naive)
 
 
-def test_other_exercises_refuse_the_naive_answer():
-    assert not exercises.enough.judge(lambda stages, chunks, bubble: math.ceil((stages - 1) * (1 - bubble) / bubble))[0]
-    textbook = lambda S, v, b: math.ceil((S - 1) / v * (1 / b - 1) / S) * S  # noqa: E731
-    assert exercises.enough.judge(textbook)[0]
-    by_table = lambda S, v, b: next(  # noqa: E731
-        m for m in range(S, 999, S)
-        if pipeline.pipeline_schedule("interleaved" if v > 1 else "1f1b", S, m, v).bubble <= b + 1e-9
-    )  # fmt: skip
-    assert exercises.enough.judge(by_table)[0]
+def by_simulation(stages, micro_batches):
+    """1F1B, slot by slot: a backward pass wherever one can be done, else a forward pass if there is room."""
+    done, table, slot = {}, {}, 0
+    while len(table) < 2 * stages * micro_batches:
+        for s in range(stages):
+            own = [table[at][0] for at in table if at[1] == s]
+            F, B = own.count("F"), own.count("B")
+            ready = lambda *task: done.get(task, slot) < slot  # noqa: B023, E731
+            if B < F and ready(*(("B", s + 1, B) if s + 1 < stages else ("F", s, B))):
+                table[slot, s] = "B", B
+            elif micro_batches > F and stages - s > F - B and (s == 0 or ready("F", s - 1, F)):
+                table[slot, s] = "F", F
+        done |= {(what, at[1], m): slot for at, (what, m) in table.items() if at[0] == slot}
+        slot += 1
+    return table
 
 
-def test_the_rate_of_the_stashed_stages_is_the_best_of_their_record():
-    longer = records.read(experiment.LONGER.id)
-    arm = {"stages": 8, "stash": True, "judged_on": "validation"}
-    means = {r: longer.values("accuracy", **arm, learning_rate=r).mean() for r in experiment.LONG_RATES}
-    assert max(means, key=means.get) == experiment.STASHED_RATE
+def slow(stages, micro_batches):
+    """A micro-batch after the other: stores least and waits most."""
+    one = {(s, s): "F" for s in range(stages)} | {(2 * stages - 1 - s, s): "B" for s in range(stages)}
+    return {(slot + 2 * stages * m, s): (w, m) for m in range(micro_batches) for (slot, s), w in one.items()}
+
+
+def from_the_library(stages, micro_batches):
+    found = pipeline.pipeline_schedule("1f1b", stages, micro_batches)
+    return {(round(t.start), t.worker): ("·FB"[t.what], t.microbatch) for t in found.tasks}
+
+
+def test_1f1b_has_the_slots_of_gpipe_and_stores_less():
+    assert judged(exercises.one_f_one_b, exercises.one_f_one_b.code)[0]
+    later = lambda S, M: {(t + 3, s): task for (t, s), task in by_simulation(S, M).items()}  # noqa: E731
+    gpipe = cells(LESSON, "parallel-pipe-gpipe")["gpipe"]
+    early = lambda S, M: {(t, s): task for (t, s), task in by_simulation(S, M).items() if task[1]}  # noqa: E731
+    mirrored = lambda S, M: {(t, S - 1 - s): task for (t, s), task in by_simulation(S, M).items()}  # noqa: E731
+    for right in (by_simulation, later):
+        assert exercises.one_f_one_b.judge(right) == (True, f"✓ right: {exercises.one_f_one_b.right}")
+    for wrong, why in (
+        (gpipe, "stores 3 inputs; 1 are enough"), (slow, "slots"), (early, "once"), (mirrored, "before its input"),
+        (from_the_library, "the library's own"), (lambda S, M: [], "dictionary"),
+    ):  # fmt: skip
+        right, line = exercises.one_f_one_b.judge(wrong)
+        assert not right and why in line, line
+    assert from_the_library(4, 8) == by_simulation(4, 8)

@@ -515,8 +515,10 @@ def test_the_scale_is_found_inside_other_states():
         (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
         (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format 'tensorfloat32'"),
         (lambda: precision.neighbours(1.0, "float17"), "Unknown format"),
-        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "A loss scale of 0"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "initial must be from"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), -2.0), "initial must be a finite number"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 1e39), "initial must be from"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 1e-46), "initial must be from"),
         (
             lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5),
             "factor must be a finite number of at l",
@@ -729,7 +731,7 @@ def test_weights_with_one_mantissa_bit_more_train():
     cells = lesson({}, "signals-data", "train-stored")
     formats = cells["Formats"](cells["FORMATS"]["float8_e4m3fn"], cells["wide"], cells["wide"])
     for random in (0.0, 1.0):
-        accuracy, lost = cells["train_stored"](formats, 0.1, 0, random)
+        accuracy, lost = cells["train_stored"](formats, 0.1, 0, random, False)
         assert accuracy > 25 and lost > 10
 
 

@@ -299,25 +299,6 @@ def test_what_a_gradient_keeps_by_hand():
     assert program.nbytes(x, w, jnp.ones(3, "int16")) == 4 * 32 + 4 * 24 + 6
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        lambda f: f,
-        jax.jit,
-        lambda f: lambda x: lax.cond(x.sum() > 0, f, jnp.cos, x),
-        lambda f: lambda x: lax.scan(lambda x, _: (f(x), None), x, None, length=2)[0],
-    ],
-)
-def test_checkpoints_forget_nothing_wherever_they_are(inside):
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
-    inner = lambda x: jnp.sin(jnp.sin(x))  # noqa: E731
-    f, plain = inside(jax.checkpoint(inner)), inside(inner)
-    saving = program.forgetting_nothing(f, x)
-    np.testing.assert_array_equal(saving(x)[0], f(x))
-    assert program.kept_bytes(lambda x: saving(x)[0].sum(), x) >= program.kept_bytes(lambda x: plain(x).sum(), x)
-    assert program.kept_bytes(lambda x: saving(x)[0].sum(), x) > program.kept_bytes(lambda x: f(x).sum(), x)
-
-
 # A run in NumPy
 
 CASES = [(name, None) for name in ("broadcast", "reduce", "scatter", "gather")]

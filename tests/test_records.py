@@ -8,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dlscale.__main__ as commands
 from dlscale.course import claims, records, sources
@@ -74,9 +77,55 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     with part.open("a") as file:
         file.write('{"setting": {"rate"')  # the machine went down while it wrote
     calls.clear()
-    record = records.execute(TOY, tmp_path)
+    with pytest.warns(match=f"lines skipped: 1; whole trials kept: {kept}"):
+        record = records.execute(TOY, tmp_path)
     assert len(calls) == 9 - kept
     assert without_seconds(record) == without_seconds(records.execute(TOY, tmp_path / "fresh"))
+
+
+WHOLE = [json.dumps({"setting": {"rate": 0.1, "seed": seed}, "measures": {"score": None, "steps": 1.0}, "seconds": 1})
+         for seed in range(3)]  # fmt: skip
+DAMAGE = [b"{}", b"7", b"\xc3", b"[]", b"", b"[" * 100_000, b"9" * 5_000, b'{"set', WHOLE[0].encode()[:-1],
+          WHOLE[0].replace("1.0", "1" + 400 * "0").encode(), WHOLE[0].replace("steps", "stops").encode(),
+          WHOLE[0].replace('{"rate": 0.1, "seed": 0}', "[]").encode()]  # fmt: skip
+LINES = st.sampled_from([line.encode() for line in WHOLE]) | st.sampled_from(DAMAGE) | st.binary(max_size=9)
+
+
+@given(lines=st.lists(LINES), torn=st.sampled_from(DAMAGE) | st.just(40 * b"\0"))
+def test_of_a_damaged_file_what_is_whole_is_kept_and_the_next_trial_too(lines, torn, tmp_path_factory):
+    path = tmp_path_factory.mktemp("damaged") / "toy.part"
+    path.write_bytes(b"".join(line + b"\n" for line in lines) + torn)
+    whole = [line.decode() for line in lines if line.decode(errors="replace") in WHOLE]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = records._read_part(path, TOY)
+        with path.open("a") as file:
+            file.write(WHOLE[1] + "\n")
+        again = records._read_part(path, TOY)
+    assert [trial.setting["seed"] for trial in found] == [WHOLE.index(line) for line in whole]
+    assert [trial.setting["seed"] for trial in again] == [WHOLE.index(line) for line in [*whole, WHOLE[1]]]
+    skipped = path.read_bytes().count(b"\n") - len(whole) - 1
+    assert all(f"kept: {len(trials)}" in str(one.message) for one, trials in zip(told, (found, again), strict=False))
+    assert len(told) == 2 * bool(skipped)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, 40 * b"\0"], ids=lambda damage: repr(damage[:12]))
+def test_a_run_that_stops_again_after_damage_has_lost_nothing(damage, tmp_path):
+    def stop_after(count):
+        return lambda done, planned: exec("raise KeyboardInterrupt") if done >= count else None
+
+    with pytest.raises(KeyboardInterrupt):
+        records.execute(TOY, tmp_path, stop_after(1))
+    (part,) = tmp_path.glob("*.part")
+    with part.open("ab") as file:
+        file.write(damage)
+    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        records.execute(TOY, tmp_path, stop_after(len(calls) + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        records.execute(TOY, tmp_path)
+    assert len(calls) == 9, "no trial ran twice"
 
 
 def test_trials_of_other_code_are_not_mixed_in(tmp_path, monkeypatch):
@@ -148,6 +197,12 @@ def test_a_damaged_record_says_how_to_mend_it(content, tmp_path):
     (tmp_path / "toy-rates.json").write_text(content)
     with pytest.raises(ValueError, match=r"damaged.*git checkout"):
         records.read("toy-rates", tmp_path)
+
+
+def test_a_missing_list_of_sums_says_how_to_get_it_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(records.data, "data_folder", lambda: tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"SHA256SUMS is missing\. `git checkout data/SHA256SUMS`"):
+        records.execute(TOY, tmp_path / "results")
 
 
 # Confirming: a rule that is frozen, a run that follows, seeds that nobody has seen.
@@ -308,12 +363,12 @@ EACH = pytest.mark.parametrize("chosen", STORED.values(), ids=STORED)
 def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
     used = sources.of(chosen.trial, chosen.plan)
     made = {
-        "sequence_models_and_serving-clock": "sequence.ctc_loss",
+        "sequence_models_and_serving-clock": "experiment.chain",
         "sequence_models_and_serving": "experiment.say",
+        "operators_and_rooflines-batch": "seconds",
         "operators_and_rooflines": "direct",
-        "code_as_data-times": "corpus.timed",
         "code_as_data": "corpus.load",
-        "search-workers": "run",
+        "loss_landscapes-deep": "experiment.deep_scores",
     }  # without data sets
     own = next((f"dlscale.{key.split('-')[0]}.{name}" for key, name in made.items() if chosen.id.startswith(key)), None)
     assert (own or "dlscale.lab.data._load_committed") in used

@@ -14,22 +14,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import jax
 import numpy as np
 import optax
 import pytest
 from cells import Cells
-from hypothesis import given, settings
+from conftest import suggested_by
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlscale.course import records
 from dlscale.sequence_models_and_serving import command, exercises, experiment, sequence
-from dlscale.sequence_models_and_serving.serving import Batcher, Busy, Rule, padded, poisson, simulate
+from dlscale.sequence_models_and_serving.serving import Batcher, Busy, Rule, poisson, simulate
 
 # CTC
 
@@ -115,43 +113,27 @@ def test_what_cannot_be_is_infinite_with_no_gradient():
     assert not gradient[0].any() and np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize(
-    "frames, labels, counts, message",
-    [
-        ([0], [[1]], [1], "frames of example 0 must be a whole number of at least 1, not 0"),
-        ([9], [[1]], [0], "labels of example 0 must be a whole number from 1 to 1, not 0"),
-        ([9], [[1]], [2], "labels of example 0 must be a whole number from 1 to 1, not 2"),
-        ([9, 9], [[1], [4]], [1, 1], "A label of example 1 must be a whole number from 1 to 3, not 4"),
-        ([9], [[0]], [1], "0 is the blank"),
-        ([2], [[1, 2, 3]], [3], "Example 0 has 2 frames, but its 3 labels take 3"),
-        ([2], [[1, 1]], [2], "take 3, since a blank must stand between two equal ones"),
-    ],
-)
-def test_labels_that_cannot_be_are_refused(frames, labels, counts, message):
-    with pytest.raises(ValueError, match=message):
-        sequence.check_labels(np.array(frames), np.array(labels), np.array(counts), 4)
+def test_a_logit_that_is_nan_is_told_by_the_loss_and_its_gradient():
+    x = logits(2, 5, 4)
+    x[0, 3, 2] = np.nan
+    given = np.array([5, 5]), np.array([[1, 2], [1, 2]]), np.array([2, 2])
+    loss, gradient = jax.vmap(
+        jax.value_and_grad(lambda x, *rest: sequence.ctc_loss(*[a[None] for a in (x, *rest)])[0])
+    )(x, *given)
+    assert np.isnan(loss).tolist() == [True, False]
+    assert np.isnan(gradient[0]).all() and np.isfinite(gradient[1]).all()
 
 
-@given(st.text("aeious", max_size=6), st.text("aeious", max_size=6), st.text("aeious", max_size=6))
-def test_edits_are_a_distance(a, b, c):
-    assert sequence.edits(a, b) == sequence.edits(b, a) <= max(len(a), len(b))
-    assert (sequence.edits(a, b) == 0) == (a == b)
-    assert sequence.edits(a, c) <= sequence.edits(a, b) + sequence.edits(b, c)
+@pytest.mark.parametrize("width", [0, 2])
+def test_without_labels_every_frame_is_a_blank(width):
+    x, frames, labels = logits(2, 5, 4), np.array([5, 3]), np.zeros((2, width), int)
+    loss, gradient = jax.value_and_grad(lambda x: sequence.ctc_loss(x, frames, labels, np.array([0, 0])).sum())(x)
+    blanks = -jax.nn.log_softmax(x)[:, :, 0]
+    assert float(loss) == pytest.approx(float(blanks[0].sum() + blanks[1, :3].sum()), rel=1e-5)
+    assert np.allclose(gradient[0], jax.nn.softmax(x[0]) - np.eye(4)[0], atol=1e-5) and not gradient[1, 3:].any()
 
 
 # Sounds
-
-
-def test_sounds_have_their_pitch_and_their_resonances():
-    rng = np.random.default_rng(0)
-    voice = experiment.Speaker(pitch=125.0, tract=1.0, pace=1.2)
-    sound = np.concatenate([experiment.say("a", voice, rng) for _ in range(12)])
-    power = np.abs(np.fft.rfft(sound)) ** 2
-    hertz = np.fft.rfftfreq(len(sound), 1 / sequence.HERTZ)
-    assert 550 < (hertz * power)[hertz < 1500].sum() / power[hertz < 1500].sum() < 1000
-    hiss = np.abs(np.fft.rfft(experiment.say("s", voice, rng))) ** 2
-    hertz = np.fft.rfftfreq(2 * len(hiss) - 2, 1 / sequence.HERTZ)[: len(hiss)]
-    assert hiss[hertz > 2000].sum() > 5 * hiss[hertz < 2000].sum()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +147,6 @@ def test_what_nobody_can_say(string, message):
 def test_utterances_fit_and_an_exam_has_neither_strings_nor_voices_of_the_lessons():
     made = experiment.utterances(["aeiou" + "us", "sss"], [experiment.speaker(s) for s in (1, 2)], [20, 5], 0)
     assert made.sounds.shape == (2, sequence.LONGEST) and made.sounds.dtype == np.int16
-    sequence.check_labels(made.frames, made.labels, made.counts, sequence.CLASSES)
     assert sequence.spelled(made.labels[0][: made.counts[0]]) == "aeiouus"
     assert made.frames.max() <= sequence.FRAMES
     known = experiment.training_strings(2000)
@@ -196,16 +177,6 @@ def test_what_is_behind_the_end_changes_nothing():
     np.testing.assert_array_equal(found[1, :7], changed[1, :7])
 
 
-def test_it_hears_both_ways():
-    params = init()
-    x = np.random.default_rng(0).normal(size=(2, 12, sequence.BANDS))
-    late, early = x.copy(), x.copy()
-    late[0, 11], early[0, 0] = 0, 0
-    frames = np.array([12, 12])
-    found, without_late, without_early = (np.asarray(hear(params, a, frames)) for a in (x, late, early))
-    assert np.abs(found - without_late)[0, 0].max() > 1e-6 and np.abs(found - without_early)[0, -1].max() > 1e-6
-
-
 def saved(tmp_path, **changes):
     path = tmp_path / "net.npz"
     sequence.save(path, init())
@@ -225,14 +196,10 @@ def test_a_saved_net_comes_back(tmp_path):
     "changes, message",
     [
         ({"output.b": np.zeros(5, np.float32)}, "of another net"),
-        ({"output.b": None}, "of another net"),
-        ({"more": np.zeros(5)}, "of another net"),
         ({"recurrent.w": np.zeros((2, 8, 0), np.float32)}, "of another net"),
-        ({"output.b": np.full(7, np.nan, np.float32)}, "must be finite float32"),
-        ({"output.b": np.zeros(7)}, "must be finite float32"),
+        ({"output.b": np.full(7, np.nan, np.float32)}, "must hold finite float32"),
         ({"output.b": np.array([None] * 7)}, "damaged"),  # would need a pickle
-        ({"about": np.array("{}")}, "no recogniser of the symbols"),
-        ({"about": np.array("{")}, "damaged"),
+        ({"about": np.array("{}")}, "is no dlscale recogniser of aeious"),
         ({"about": None}, "damaged"),
     ],
 )
@@ -241,6 +208,7 @@ def test_a_file_of_another_net_is_refused(changes, message, tmp_path):
         sequence.load(saved(tmp_path, **changes))
 
 
+@example(place=9_999, byte=0, cut=False)  # in the header of an array
 @settings(max_examples=60)
 @given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_file_is_refused_or_harmless(place, byte, cut, tmp_path_factory):
@@ -252,22 +220,6 @@ def test_a_damaged_file_is_refused_or_harmless(place, byte, cut, tmp_path_factor
     with contextlib.suppress(ValueError):  # and nothing else
         params = sequence.load(path)
         assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, init())
-
-
-def test_files_that_are_no_files_of_nets(tmp_path):
-    empty, text, large = (tmp_path / name for name in ("empty", "text", "large"))
-    empty.write_bytes(b"")
-    text.write_text("cos\nsystem\n(S'echo'\ntR.")  # a pickle
-    with zipfile.ZipFile(large, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("output.b.npy", bytes(30_000_000))
-    for path in (empty, text, large):
-        with pytest.raises(ValueError, match="damaged"):
-            sequence.load(path)
-    large.write_bytes(bytes(sequence.MOST_BYTES + 1))
-    with pytest.raises(ValueError, match="no recogniser"):
-        sequence.load(large)
-    with pytest.raises(OSError):
-        sequence.load(tmp_path / "missing")
 
 
 # Batches, simulated
@@ -282,21 +234,13 @@ def test_a_single_server_waits_as_long_as_theory_says():
     assert found.latency.mean() == pytest.approx(service + wait, rel=0.05)
 
 
-def test_random_times_give_the_exponential_latencies_of_theory():
-    rng = np.random.default_rng(1)
-    found = simulate(poisson(70.0, 60_000, 1), lambda n: rng.exponential(0.01), Rule())
-    mean = 1 / (100 - 70)
-    assert found.latency.mean() == pytest.approx(mean, rel=0.06)
-    assert np.mean(found.latency > 2 * mean) == pytest.approx(math.exp(-2), rel=0.12)
-
-
 ARRIVALS = st.lists(st.floats(0, 3), min_size=1, max_size=40).map(sorted)
 RULES = st.builds(Rule, st.integers(1, 5), st.sampled_from([0.0, 0.1, 1.0]), st.integers(1, 8))
 
 
 @given(arrivals=ARRIVALS, rule=RULES)
 def test_laws_that_every_run_keeps(arrivals, rule):
-    seconds = padded({1: 0.1, 2: 0.15, 4: 0.2, 8: 0.3})
+    seconds = lambda n: 0.1 * n**0.5  # noqa: E731
     found = simulate(np.array(arrivals), seconds, rule)
     done = np.isfinite(found.ends)
     assert found.refused + found.batches.sum() == len(arrivals)  # nobody is lost
@@ -311,15 +255,6 @@ def test_laws_that_every_run_keeps(arrivals, rule):
     if rule.max_wait == 0:  # never idle while somebody waits
         first = [found.arrivals[found.starts == begin].min() for begin in begins]
         assert all(begin == came or begin in ends for begin, came in zip(begins, first, strict=True))
-
-
-def test_a_batch_by_hand():
-    found = simulate(np.array([0.0, 0.1, 0.2, 0.3, 2.0]), lambda n: 1.0, Rule(2, 0.15, 2))
-    # 0 and 0.1 fill a batch at 0.1; 0.2 and 0.3 follow at 1.1; 2.0 waits until 2.15
-    np.testing.assert_allclose(found.ends, [1.1, 1.1, 2.1, 2.1, 3.15])
-    assert found.batches.tolist() == [2, 2, 1]
-    full = simulate(np.array([0.0, 0.1, 0.2, 0.3]), lambda n: 1.0, Rule(1, 0, 2))
-    assert full.refused == 1 and np.isnan(full.ends[3])
 
 
 @pytest.mark.parametrize("rule", [Rule(0), Rule(1, -1.0), Rule(1, math.nan), Rule(1, 0.0, 0), Rule(2.5)])
@@ -355,14 +290,6 @@ def batcher(work, rule, test):
     return asyncio.run(all_of_it())
 
 
-def test_each_gets_its_own_answer_in_batches():
-    async def many(made):
-        return await asyncio.gather(*(made.ask(i) for i in range(50)))
-
-    found, made = batcher(lambda items: [10 * i for i in items], Rule(8, 0.0, 100), many)
-    assert found == [10 * i for i in range(50)] and max(made.batches) == 8 and sum(made.batches) == 50
-
-
 def test_a_full_room_refuses_at_once_and_the_others_are_served():
     async def many(made):
         return await asyncio.gather(*(made.ask(i) for i in range(20)), return_exceptions=True)
@@ -370,20 +297,6 @@ def test_a_full_room_refuses_at_once_and_the_others_are_served():
     found, _ = batcher(lambda items: items, Rule(4, 0.0, 6), many)
     assert found[:6] == list(range(6)) and all(isinstance(one, Busy) for one in found[6:])
     assert "6 requests wait already" in str(found[6])
-
-
-def test_an_error_reaches_those_of_its_batch_only():
-    def work(items):
-        if 1 in items:
-            raise ZeroDivisionError("bad")
-        return items
-
-    async def two(made):
-        first = await asyncio.gather(made.ask(1), return_exceptions=True)
-        return [*first, await made.ask(2)]
-
-    (bad, good), _ = batcher(work, Rule(4, 0.0, 6), two)
-    assert isinstance(bad, ZeroDivisionError) and good == 2
 
 
 def test_who_waits_when_it_closes_is_answered_and_who_comes_then_is_refused():
@@ -416,8 +329,9 @@ def test_no_line_gets_anything_but_a_request_or_a_reason(line):
         identity, sound = command.parse(line)
         assert sequence.WINDOW <= len(sound) <= sequence.LONGEST and sound.dtype == "<i2"
     except command.Refused as error:
-        identity = error.id
-        assert 5 < len(str(error)) < 200
+        reason, *known = error.args
+        identity = known[0] if known else None
+        assert 5 < len(reason) < 200
     assert json.dumps(identity)
 
 
@@ -425,28 +339,17 @@ def test_no_line_gets_anything_but_a_request_or_a_reason(line):
     "line, message",
     [
         (b"[" * 25_000, "must be a line of JSON"),
-        (b"9" * 25_000, "must be a line of JSON"),
-        (b"[]", "must be an object"),
+        (b"[]", "must be a line of JSON"),
         (b'{"id": true}', '"id" must be'),
-        (b'{"id": 9007199254740992}', '"id" must be'),
         (b'{"id": 1, "sound": 5}', '"sound" must be a text'),
-        (b'{"id": 1, "sound": "!"}', "is not base64"),
-        (b'{"id": 1, "sound": ""}', "256 to 9,376 samples"),
+        (b'{"id": 1, "sound": "!"}', "in base64"),
         (json.dumps({"sound": SOUND[:-4]}).encode(), "256 to 9,376 samples"),
-        (json.dumps({"sound": SOUND, "x": 1}).encode(), "only, not 'x'"),
         (b" " * (command.MAX_LINE + 1), "at most 30,000 bytes"),
     ],
 )
 def test_what_is_wrong_with_a_request(line, message):
     with pytest.raises(command.Refused, match=message):
         command.parse(line)
-
-
-def test_the_longest_sound_fits_a_line():
-    sound = np.random.default_rng(0).integers(-(2**15), 2**15, sequence.LONGEST).astype(np.int16)
-    line = command.request(2**50, sound)
-    assert len(line) < command.MAX_LINE
-    np.testing.assert_array_equal(command.parse(line).sound, sound)
 
 
 @contextlib.contextmanager
@@ -456,12 +359,17 @@ def listening(rule=Rule(4, 0.0, 8), work=lambda sounds: [{"heard": str(len(s))} 
 
     async def serve():
         with ThreadPoolExecutor(1) as thread:
-            server = command.Server(Batcher(work, rule, thread))
-            box.append(await server.open(0))
+            batcher = Batcher(work, rule, thread)
+            running = asyncio.create_task(batcher.run())
+            talk = functools.partial(command.converse, batcher)
+            socket = await asyncio.start_server(talk, command.HOST, 0, limit=command.MAX_LINE)
+            box.append(socket.sockets[0].getsockname()[1])
             stop.extend([asyncio.get_running_loop(), asyncio.Event()])
             ready.set()
             await stop[1].wait()
-            await server.close()
+            socket.close()
+            batcher.close()
+            await running
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
@@ -516,73 +424,12 @@ def test_a_line_without_end_is_refused_and_a_half_one_at_the_end_is_answered(por
     assert "JSON" in found["error"] and rest == b""
 
 
-def test_more_requests_than_there_is_room_for_are_refused_none_is_lost():
-    go = threading.Event()
-
-    def work(sounds):
-        go.wait()
-        return [{"heard": "a"}] * len(sounds)
-
-    async def flood(port):
-        reader, writer = await asyncio.open_connection(command.HOST, port)
-        writer.writelines(command.request(i, np.zeros(300, np.int16)) for i in range(40))
-        found = []
-        for number in range(40):
-            if number == 28:  # of those in work and those who wait, 12 at most, none has an answer
-                go.set()
-            found.append(json.loads(await reader.readline()))
-        writer.close()
-        return found
-
-    with listening(Rule(4, 0.0, 8), work) as port:
-        found = asyncio.run(flood(port))
-    assert sorted(one["id"] for one in found) == list(range(40))
-    heard = [one for one in found if "heard" in one]
-    assert 9 <= len(heard) <= 12 and all("try again" in one["error"] for one in found if "error" in one)
-
-
-def test_too_many_connections_are_told(port):
-    async def many():
-        open_ = [await asyncio.open_connection(command.HOST, port) for _ in range(command.MAX_CONNECTIONS)]
-        (found,) = await talk(port, b"", 1)
-        for _, writer in open_:
-            writer.close()
-        return found
-
-    assert "64 connections are open already" in asyncio.run(many())["error"]
-
-
-def test_the_load_counts_from_when_a_request_was_due(port):
-    found = asyncio.run(command.send(port, [np.zeros(300, np.int16)] * 30, poisson(500, 30, 0)))
-    assert found.refused == 0 and (found.seconds > 0).all() and len(found.answers) == 30
-
-
-def test_a_bench_prints_the_latency_of_those_who_were_answered(monkeypatch, capsys, tmp_path):
-    # four requests in two seconds have room, whatever the machine does
-    slow = lambda sounds: time.sleep(0.02) or [{"heard": "a"} for _ in sounds]  # noqa: E731
-    with listening(Rule(1, 0.0, 4), slow) as port:
-        started = contextlib.nullcontext(command.Running([port], {1: 0.02}))
-        monkeypatch.setattr(command, "running", lambda model, rules: started)
-        assert command.main(["--model", str(saved(tmp_path)), "--bench", "--rates", "2", "400"]) == 0
-    sizes, heads, calm, busy = capsys.readouterr().out.splitlines()
-    assert sizes == "a batch of 1: 20.0 ms" and heads.split()[:4] == ["max", "batch", "wait", "ms"]
-    assert float(calm.split()[3]) > 20 and calm.split()[-1] == "0" and int(busy.split()[-1]) > 0
-
-
 def test_programs_are_compiled_up_to_the_largest_batch_and_no_further():
     work, seconds = command.compiled(init(), 2)
     assert [*seconds] == [1, 2]
     sound = np.random.default_rng(0).integers(-9999, 9999, 5000)
     alone, two = work([sound]), work([sound, sound[:900]])
     assert alone[0]["heard"] == two[0]["heard"] and [one["batch"] for one in two] == [2, 2]
-
-
-def test_a_net_that_fails_is_told():
-    def work(sounds):
-        raise ZeroDivisionError
-
-    with listening(work=work) as port:
-        assert asyncio.run(talk(port, GOOD, 1)) == [{"id": 7, "error": "it failed: ZeroDivisionError"}]
 
 
 # The command
@@ -593,11 +440,9 @@ def test_a_net_that_fails_is_told():
     [
         (["--max-batch", "0"], "--max-batch must be a whole number from 1 to 256, not 0"),
         (["--max-wait-ms", "-1"], "max_wait must be a finite number"),
-        (["--max-wait-ms", "nan"], "max_wait must be a finite number"),
         (["--room", "0"], "room must be a whole number"),
         (["--port", "70000"], "--port must be a whole number from 0"),
-        (["--max-batch", "1", "2", "--max-wait-ms", "1", "2", "3"], "equally many"),
-        (["--bench", "--rates", "0"], "rate must be above 0"),
+        (["--max-batch", "1", "2", "--max-wait-ms", "1", "2", "3"], "longer"),
         ([], "No such file"),
     ],
 )
@@ -609,33 +454,18 @@ def test_impossible_options_are_told(options, message, tmp_path, capsys):
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is sent as on Linux and macOS")
 def test_it_serves_a_saved_net_and_ends_with_ctrl_c(tmp_path):
-    line = [
-        sys.executable,
-        "-m",
-        "dlscale",
-        "serve",
-        "--model",
-        str(saved(tmp_path)),
-        "--max-batch",
-        "1",
-        "--max-wait-ms",
-        "0",
-        "1",
-        "--json",
-    ]
+    line = [sys.executable, "-m", "dlscale", "serve", "--model", str(saved(tmp_path)), "--max-batch", "1", "1"]
     process = subprocess.Popen(line, text=True, stdout=-1, stderr=-1)
     with process:
         ports = json.loads(process.stdout.readline())["ports"]
         sound = np.random.default_rng(0).integers(-9999, 9999, 5000)
         for port in ports:
-            found = asyncio.run(command.send(port, [sound] * 6, np.zeros(6)))
-            assert found.refused == 0 and {frozenset(one) for one in found.answers} == {
-                frozenset({"id", "heard", "batch"})
-            }
-        assert len({one["heard"] for one in found.answers}) == 1
+            _, answers = asyncio.run(command.send(port, [sound] * 6, np.zeros(6)))
+            assert {frozenset(one) for one in answers} == {frozenset({"id", "heard", "batch"})}
+        assert len({one["heard"] for one in answers}) == 1
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=600)
-    assert process.returncode == 130 and error.strip() == "Stopped: 12 requests answered, 0 refused."
+    assert process.returncode == 130 and error.strip() == "Stopped."
 
 
 def test_a_server_that_cannot_start_is_told(tmp_path):
@@ -645,87 +475,119 @@ def test_a_server_that_cannot_start_is_told(tmp_path):
         pass
 
 
-# What the notebook says, and suggests
+# What the notebooks say, and suggest
 
 
-def test_the_recurrent_net_beside_the_windows_learns_at_its_best_rate():
-    for count in (500, 2000):
-        (rate,) = records.read(experiment.SCALE.id).options("rate", judged_on="test", count=count, hidden=64)
-        assert rate == experiment.BEST_RATE
-    first, last = experiment.OWN_SEEDS[0], experiment.OWN_SEEDS[-1]
-    own = range(experiment.OWN_VOICES + 60 * first, experiment.OWN_VOICES + 60 * (last + 1))
-    voices = experiment.TRAINING_VOICES, experiment.VALIDATION_VOICES, experiment.TEST_VOICES, own
-    assert all(not {*a} & {*b} for a, b in itertools.combinations(voices, 2))
+def test_records_share_neither_voices_nor_tuned_rates():
+    confirmed, scale = records.read(experiment.CONFIRMED.id), records.read(experiment.SCALE.id)
+    for arm in ({"count": 500, "hidden": 64}, {"count": 2000, "hidden": 64}):
+        assert confirmed.options("rate", judged_on="test", **arm) == scale.options("rate", judged_on="test", **arm)
+    seeds = confirmed.options("seed", judged_on="test")
+    own = {experiment.OWN_VOICES + 60 * seed + voice for seed in seeds for voice in range(60)}
+    voices = experiment.TRAINING_VOICES, experiment.VALIDATION_VOICES, experiment.TEST_VOICES
+    assert len(own) == 60 * len(seeds) and not any(own & {*some} for some in voices)
 
 
-def cells(*identities, changes=None, **names):
+def test_a_net_without_recurrence_sees_fifteen_frames():
+    params, frames = experiment.window_init(0), np.array([30])
+    x = np.random.default_rng(0).normal(size=(1, 30, sequence.BANDS)).astype(np.float32)
+    other = x.copy()
+    other[0, 20] += 1
+    changed = np.abs(experiment.window_hear(params, x, frames) - experiment.window_hear(params, other, frames))[0]
+    assert changed.max(1).nonzero()[0].tolist() == [*range(13, 28)]
+
+
+def lesson(*identities, changes=None):
     found = Cells("13_sequence_models_and_serving", changes)
-    found.update(names)
-    found.run("sequence-imports", *identities)
+    found.run("sequence-setup", *identities)
     return found
 
 
-def test_a_scan_from_right_to_left_is_the_recurrence_backwards():
-    found = cells("sequence-mixers-hand", changes={"axis=1)[1]": "axis=1, reverse=True)[1]"}, recurrent=None)
+def further(*identities, changes=None):
+    found = Cells("further/13_sequence_models_and_serving_further", changes)
+    found.run("sequence-further-setup", *identities)
+    return found
+
+
+def test_three_programs_give_what_they_say():
+    found = lesson("sequence-three", "sequence-recurrent")
     rng = np.random.default_rng(0)
-    own, x = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in "AU"}, rng.normal(size=(1, 6, 3))
-    a = 1 / (1 + np.exp(-x @ own["A"]))
-    h, wanted = np.zeros((1, 4)), []
-    for t in range(5, -1, -1):
-        h = a[:, t] * h + (1 - a[:, t]) * (x[:, t] @ own["U"])
-        wanted.insert(0, h)
-    np.testing.assert_allclose(
-        jax.jit(found["linear"])(own, x.astype(np.float32)), np.stack(wanted, 1), rtol=1e-4, atol=1e-5
-    )
+    w, rows = (rng.normal(size=(8, 8)).astype(np.float32) / 3 for _ in range(2))
+    np.testing.assert_allclose(found["loop"](rows, w), np.tanh(rows @ w), rtol=1e-5)
+    np.testing.assert_allclose(found["product"](rows, w), np.tanh(rows @ w), rtol=1e-5)
+    params, h = {"U": w, "W": rows}, np.zeros(8)
+    for x, wanted in zip(rows, found["linear"](params, rows), strict=True):
+        keep = 1 / (1 + np.exp(-x @ params["W"]))
+        h = keep * h + (1 - keep) * (x @ params["U"])
+        np.testing.assert_allclose(wanted, h, rtol=1e-4, atol=1e-5)
 
 
-def test_brute_force_and_the_table_agree():
-    found = cells("sequence-brute")
-    table = np.array(exercises.forward_table(found["P"], [0, 1, 0, 2, 0, 3, 0]))
-    assert found["brute_force"](found["P"], [1, 2, 3])[0] == pytest.approx(table[-1, -1] + table[-1, -2])
+@suggested_by("13_sequence_models_and_serving")
+def test_a_small_net_can_be_timed():
+    found = lesson("sequence-three", "sequence-times", changes={
+        "jnp.full((1024, 1024), 1e-3), jnp.ones((64, 1024))": "jnp.full((64, 64), 1e-3), jnp.ones((64, 64))"
+    })  # fmt: skip
+    assert [depth for _, depth in found["counts"]] == [64 * 8, 8, 8] and min(found["times"]) > 0
 
 
-MACHINE = padded({1: 2e-3, 2: 2.2e-3, 4: 2.6e-3, 8: 3.4e-3, 16: 5e-3, 32: 8e-3})
+@suggested_by("13_sequence_models_and_serving")
+def test_two_frames_cannot_say_a_symbol_twice():
+    loss_of = lesson("sequence-gradient")["loss_and_gradient"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        assert np.isposinf(loss_of(np.zeros((2, 2)), [1, 1])[0])
+    assert loss_of(np.zeros((3, 2)), [1, 1])[0] == pytest.approx(math.log(8))
 
 
-def test_without_a_gain_of_batches_there_are_no_more_users_and_a_small_room_serves_fewer():
-    rules = {"one at a time": Rule(1, 0.0, 64), "eager": Rule(16, 0.0, 64)}
-    names = {
-        "MACHINE": MACHINE,
-        "titan": MACHINE,
-        "RULES": rules,
-        "TIMED": dict.fromkeys(("alone", "batch"), [0.0] * 2),
-    }
-    found = cells("sequence-users", line_through=lambda *_: MACHINE, guess_serve=SimpleNamespace(value=""), **names)
-    assert found["GAIN"]["this computer, now"].mean() > 2
-    plain = [found["users"](lambda n: n * 0.01, rule, 10) for rule in rules.values()]
-    assert plain[1] == pytest.approx(plain[0], rel=0.15)
-    assert all(
-        found["users"](MACHINE, Rule(16, 0.0, 4), s) < found["users"](MACHINE, rules["eager"], s) for s in (1, 2)
-    )
+@suggested_by("13_sequence_models_and_serving")
+def test_a_short_queue_refuses_earlier():
+    found = lesson("sequence-latency", changes={"room=64": "room=8"})
+    long = lesson("sequence-latency")
+    rate = 40
+    assert np.isnan(found["latency"](lambda n: 0.03, rate, 1, 0)) and long["latency"](lambda n: 0.02, rate, 1, 0) > 20
+
+
+def test_prefix_search_finds_what_best_path_misses():
+    search = further("sequence-further-prefix")["prefix_search"]
+    p = np.array([[0.6, 0.4], [0.6, 0.4]])
+    assert search(p) == ([1], pytest.approx(0.64))
+    for seed in range(5):
+        p = np.random.default_rng(seed).dirichlet(np.ones(3), 5)
+        sums = {}
+        for path in itertools.product(range(3), repeat=5):
+            string = tuple(sequence.collapse(path))
+            sums[string] = sums.get(string, 0) + math.prod(p[range(5), path])
+        labels, total = search(p, 100)
+        assert tuple(labels) == max(sums, key=sums.get) and total == pytest.approx(max(sums.values()))
 
 
 def test_the_ways_that_are_timed_give_the_same_gradients():
-    made = experiment.speech(2, 40, 5)
-    made = made._replace(labels=made.labels[:, :4], counts=np.array([4, 3]))
-    loss, gradient = experiment.batched(made)
-    for table in (experiment.python_table, experiment.numpy_table):
-        found = experiment.one_by_one(made, table, range(2))
-        assert sum(own for own, _ in found) == pytest.approx(float(loss), rel=1e-5)
-        for i, (_, own) in enumerate(found):
-            np.testing.assert_allclose(own, gradient[i, : made.frames[i]], atol=1e-5)
+    names = "numpy", "one-by-one", "batch", "speech"
+    found = further(*(f"sequence-further-{name}" for name in names))
+    theirs = np.asarray(found["batched"](found["logits"][:1], found["labels"][:1]))[0]
+    for table in (exercises.forward_table, found["numpy_table"]):
+        ours = found["one_by_one"](found["p"][0], found["labels"][0], table)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_prefix_search_by_hand_finds_what_best_path_misses():
-    found = cells("sequence-brute", "sequence-beam-hand")
-    p = np.array([[0.6, 0.4], [0.6, 0.4]])
-    assert found["best_path"](p) == [] and found["prefix_search"](p) == ([1], pytest.approx(0.64))
-    for seed in range(5):
-        p = np.random.default_rng(seed).dirichlet(np.ones(3), 5)
-        labels, total = found["prefix_search"](p, 100)
-        every = (list(y) for n in range(6) for y in itertools.product((1, 2), repeat=n))
-        sums = {tuple(y): found["brute_force"](p, y)[0] for y in every}
-        assert tuple(labels) == max(sums, key=sums.get) and total == pytest.approx(max(sums.values()))
+@suggested_by("13_sequence_models_and_serving_further")
+def test_a_single_prefix_is_some_string():
+    labels, total = further("sequence-further-prefix")["prefix_search"](np.full((4, 3), 1 / 3), 1)
+    assert 0 < total < 1 and {*labels} <= {1, 2}
+
+
+@suggested_by("13_sequence_models_and_serving_further")
+def test_processors_that_wait_longer_lose():
+    found = further("sequence-further-kernels")
+    fast = found["step_time"]("persistent", 4)
+    found.data["BARRIER"] *= 10
+    assert fast < found["step_time"]("standard", 4) < found["step_time"]("persistent", 4)
+
+
+@suggested_by("13_sequence_models_and_serving_further")
+def test_a_small_net_is_served(tmp_path):
+    sequence.save(path := tmp_path / "net.npz", sequence.init(0, 64))
+    with command.running(path, experiment.RULES) as server:
+        assert experiment.throughput(server, 1, seed=0, count=20) > 0
 
 
 # Exercises
@@ -738,22 +600,18 @@ def test_prefix_search_by_hand_finds_what_best_path_misses():
         ("together", lambda early, late: (early[0] + late[0], np.maximum(early[0] + late[1], early[1])), "after both"),
         ("forward", lambda p, states: np.cumsum(p[:, states], 0), "differs"),
         ("forward", lambda p, states: always_jumping(p, states), "differs"),
-        ("plan", lambda seconds, rate: (32, 5.0), "requests a second"),
-        ("plan", lambda seconds, rate: (1, 0.0), "requests are refused"),
-        ("plan", lambda seconds, rate: (12, 0.0), "can be had"),
-        ("plan", lambda seconds, rate: (max(seconds, key=lambda n: n / seconds[n]), 5.0), "few users"),
-        ("plan", lambda seconds, rate: (4, 0.0), "can be had"),
-        ("plan", lambda seconds, rate: (2.5, 0.0), "whole number"),
-        ("neurons", lambda registers, gates: int((registers / 4) ** 0.5), "3 gates"),
-        ("edits", lambda a, b: sum(x != y for x, y in itertools.zip_longest(a, b)), "heard and"),
-        ("edits", lambda a, b: len({*a} ^ {*b}), "heard and"),
-        ("strong", lambda seconds, sending: {p: seconds[1] / seconds[p] / p for p in seconds}, "share with 4"),
-        ("strong", lambda seconds, sending: {p: seconds[1] / (seconds[p] + sending[p]) for p in seconds}, "with 4"),
+        ("eager", lambda arrivals, seconds, most: ends(arrivals, seconds, 1), "times of the answers"),
+        ("eager", lambda arrivals, seconds, most: ends(arrivals, seconds, 10**6), "times of the answers"),
+        ("eager", lambda arrivals, seconds, most: arrivals + seconds(1), "times of the answers"),
     ],
 )
 def test_naive_answers_are_refused(exercise, wrong, told):
     right, line = vars(exercises)[exercise].judge(wrong)
     assert not right and told in line, line
+
+
+def ends(arrivals, seconds, most):
+    return simulate(arrivals, seconds, Rule(most)).ends
 
 
 def always_jumping(p, states):
@@ -769,10 +627,6 @@ def always_jumping(p, states):
 
 def test_other_right_answers_are_taken():
     assert exercises.forward.judge(exercises.forward_table)[0]
-    assert exercises.edits.judge(sequence.edits)[0]
-    assert exercises.neurons.judge(lambda registers, gates: int((registers / gates / 4) ** 0.5 + 1e-9))[0]
-    assert exercises.neurons.judge(lambda registers, gates: math.isqrt(registers // (4 * gates)))[0]
+    assert exercises.forward.judge(lambda p, states: exercises.forward_table(p, states).tolist())[0]
+    assert exercises.eager.judge(ends)[0]
     assert exercises.together.judge(lambda e, l: [e[0] + l[0], np.where(l[0] + e[1] > l[1], l[0] + e[1], l[1])])[0]  # noqa: E741
-    assert exercises.strong.judge(lambda t, s: {p: t[1] / p / (t[p] + s[p]) for p in reversed([*t])})[0]
-    tried = lambda seconds, rate: (min(seconds, key=lambda n: exercises.late(seconds, rate, n, 0.0)), 0.0)  # noqa: E731
-    assert exercises.plan.judge(tried)[0]

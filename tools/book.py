@@ -38,7 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 60_000_000
 ADDRESS = "https://dlscale.github.io/dlscale/"
 FRONT = "<!-- explorer -->"
-LOOK_UP = ["Every item <docs/INDEX>", "A to Z <genindex>", "Every claim <docs/CLAIMS>", "Measuring <docs/MEASURING>"]
+LOOK_UP = ["Methods A to Z <docs/INDEX>", "Index of words <genindex>", "Every claim <docs/CLAIMS>",
+           "For instructors <docs/INSTRUCTORS>", "Measuring <docs/MEASURING>"]  # fmt: skip
 MATHJAX = (  # all of TeX and its fonts in one file
     "mathjax@3.2.2",
     "mathjax/es5/tex-svg-full.js",

@@ -77,8 +77,7 @@ def complaints(found: Size, further: bool) -> list[str]:
 
 
 def main(paths: list[str]) -> int:
-    third = [FOLDER / file for book in contents() if book.edition >= 3 for file in book.files.values()]
-    for path in map(Path, paths or third):
+    for path in map(Path, paths or [FOLDER / file for book in contents() for file in book.files.values()]):
         found = size(nbformat.read(path, as_version=4))
         numbers = ", ".join(f"{name} {number}" for name, number in found._asdict().items())
         wrong = " ".join(complaints(found, path.stem.endswith("_further")))

@@ -79,11 +79,6 @@ def room(name: str) -> str:
     return subject(name).partition("_")[2]
 
 
-def is_third(name: str) -> bool:
-    """Whether `contents.toml` says that a notebook belongs to the third edition."""
-    return any(book.name == subject(name) and book.edition >= 3 for book in contents.contents())
-
-
 def stale(path: Path) -> str:
     """Say what changed since the outputs of the notebook were stored; "" if nothing did."""
     notebook = nbformat.read(path, as_version=4)
@@ -135,11 +130,11 @@ def teaches(cell: ast.Module, captions: Iterable[str]) -> bool:
     return bool(calls & TAUGHT) or any(part.name not in captions for part in defined)
 
 
-def plumbing(notebook: NotebookNode, third: bool = False) -> dict[str, bool]:
+def plumbing(notebook: NotebookNode) -> dict[str, bool]:
     """For each code cell that draws, captions or asks, by id: whether it does nothing else. "# Plumbing" folds any.
 
-    In the third edition the first cell, which imports and sets up, is folded, too. A line that calls a room's `drawing`
-    is not: how it draws is not seen anyway.
+    The first cell, which imports and sets up, is folded, too. A line that calls a room's `drawing` is not: how it draws
+    is not seen anyway.
     """
     cells = {cell.id: syntax(cell) for cell in notebook.cells if cell.cell_type == "code"}
     explorers = [node for cell in cells.values() for node in ast.walk(cell) if isinstance(node, ast.Call)]
@@ -148,7 +143,7 @@ def plumbing(notebook: NotebookNode, third: bool = False) -> dict[str, bool]:
     shown = {name: cell for name, cell in cells.items() if shows(cell) or captions & _defined(cell)}
     marked = {cell.id: True for cell in notebook.cells if cell.source.startswith("# Plumbing\n")}
     proofs = {cell.id: True for cell in notebook.cells if cell.source.endswith("course.verdicts()")}  # for nbval alone
-    first = dict.fromkeys([*cells][:1] if third else [], True)
+    first = dict.fromkeys([*cells][:1], True)
     return {name: not teaches(cell, captions) for name, cell in shown.items()} | marked | proofs | first
 
 
@@ -171,9 +166,9 @@ def syntax(cell: NotebookNode) -> ast.Module:
     return ast.parse(sources.python(cell.source))
 
 
-def fold(notebook: NotebookNode, third: bool = False) -> None:
+def fold(notebook: NotebookNode) -> None:
     """Hide, in place, the sources of the cells that only draw or ask, or are tagged so: one click shows them."""
-    only = plumbing(notebook, third)
+    only = plumbing(notebook)
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if only.get(cell.id) or FOLDED in tags:
@@ -187,7 +182,7 @@ def fold(notebook: NotebookNode, third: bool = False) -> None:
 def store(path: Path) -> None:
     """Run the notebook in its folder and write it with its outputs. Raises Failed, with the file as it was."""
     notebook = nbformat.read(path, as_version=4)
-    fold(notebook, is_third(path.stem))
+    fold(notebook)
     before = hashes(notebook, path.stem)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -1,16 +1,10 @@
-"""The exercises of 04_batch_size_and_lars."""
+"""The exercises of 04_batch_size_and_lars and its further notebook."""
 
-import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-from dlscale.batch_size_and_lars import experiment
 from dlscale.course.exercises import Exercise, compare
-from dlscale.lab import devices
 
 
 def _waste(answer: Any) -> str | None:
@@ -24,9 +18,9 @@ def _waste(answer: Any) -> str | None:
 waste = Exercise(
     id="batch_size_and_lars-waste",
     answer="largest_batch",
-    question="A run may use a fraction `waste` more examples than the fewest possible: 0.2 allows a fifth more. "
-    "Write `largest_batch`, the largest batch size that keeps to it, for a critical batch `critical`. (A real number "
-    "will do.)",
+    question="A run may use a fraction `waste` more examples than the fewest possible: 0.2 allows a fifth more. Write "
+    "`largest_batch`, which returns the largest batch size that keeps to it, for the critical batch `critical`. Do not "
+    "round.",
     hints=(
         "The examples are E(B) = E_min (1 + B / B_c). By how much is that more than E_min, as a fraction of E_min?",
         "Set B / B_c equal to `waste`.",
@@ -36,7 +30,7 @@ def largest_batch(critical, waste):
     return waste * critical
 """,
     wrong=_waste,
-    right="what the batch is as a fraction of the critical one, it costs as a fraction in extra examples.",
+    right="a batch that is a fifth of the critical one costs a fifth more examples.",
 )
 
 
@@ -56,12 +50,11 @@ def _noise(answer: Any) -> str | None:
 noise = Exercise(
     id="batch_size_and_lars-noise",
     answer="noise_scale",
-    question="A cluster watches its own noise scale. Over some steps it has kept the gradient of each worker, an array "
-    "`gradients` (steps, workers, weights); each worker has `b` examples a step. Write `noise_scale`: from the mean "
-    "squared norm of a worker's gradient and that of the mean over the workers, find signal and noise, averaged over "
-    "the steps *before* you divide.",
+    question="A cluster has stored the gradient of each worker over some steps, an array `gradients` of shape "
+    "(steps, workers, weights). Each worker took `b` examples per step. Write `noise_scale(gradients, b)`. Average "
+    "both squared lengths over all steps, then solve for signal and noise, and divide only at the end.",
     hints=(
-        "Two batch sizes: a worker has b examples, all of them have workers · b. Take the mean squared norm at both.",
+        "One worker has b examples, all workers have workers · b. Take the mean squared length at both batch sizes.",
         "Two equations, small = signal + noise / b and large = signal + noise / (workers · b), and two unknowns.",
         "Subtract them: small - large = noise (1 / b - 1 / B). The signal is then large - noise / B.",
     ),
@@ -76,7 +69,7 @@ def noise_scale(gradients, b):
     return noise / signal
 """,
     wrong=_noise,
-    right="any data-parallel run can watch its own noise scale, at no cost but two norms.",
+    right="any data-parallel run can measure its own noise scale, at the cost of two norms.",
 )
 
 
@@ -92,8 +85,8 @@ def _rate_for(answer: Any) -> str | None:
 rate_for = Exercise(
     id="batch_size_and_lars-rate_for",
     answer="rate_for",
-    question="You know the critical batch `critical` and the best rate `rate` at one batch size `batch`. Write "
-    "`rate_for`, the rate to be tried at the batch size `other`.",
+    question="You know the critical batch `critical`, and the best rate `rate` at one batch size `batch`. Write "
+    "`rate_for`, which returns the rate to try at the batch size `other`.",
     hints=(
         "ε(B) = ε_max / (1 + B_c / B). The known pair gives ε_max.",
         "ε_max = rate · (1 + critical / batch). Divide it by what belongs to the other batch.",
@@ -104,69 +97,6 @@ def rate_for(other, critical, batch, rate):
 """,
     wrong=_rate_for,
     right="far below the critical batch it is the linear rule, far above it hardly moves.",
-)
-
-
-MOST_UPDATES, PLAN_SEEDS = 300, range(600, 616)
-DECAY = [(8, 32, 0.5, 0.0), (4, 32, 0.125, 0.0), (4, 32, 0.03125, 0.0)]
-
-
-def plan_result(stages: Any) -> tuple[int, np.ndarray]:
-    """Updates, and test accuracies in percent (seeds,), of stages (epochs, batch, rate, momentum) on fresh seeds."""
-    signals = experiment.fresh_signals("test")
-    examples = (signals.x_train, signals.y_train)
-    counts = [int(epochs * len(signals.x_train)) // batch for epochs, batch, _, _ in stages]
-
-    def run(seed: int) -> float:
-        state, cards = experiment.at_rest(seed), experiment.deck(seed, 16, len(signals.x_train))
-        for count, (_, batch, rate, momentum) in zip(counts, stages, strict=True):
-            rows, cards = cards[: count * batch].reshape(count, batch), cards[count * batch :]
-            rates = np.full(count, rate, np.float32)
-            state, _ = experiment.descend(state, rows, rates, np.float32(momentum), *examples)
-        return experiment.percent_right(state[0], signals.x_test, signals.y_test)
-
-    return sum(counts), np.array(devices.side_by_side(run, [(seed,) for seed in PLAN_SEEDS]))
-
-
-@functools.cache
-def _decayed() -> np.ndarray:
-    return plan_result(DECAY)[1]
-
-
-def _plan(answer: Any) -> str | None:
-    stages = [tuple(stage) for stage in answer]
-    if not stages or any(len(stage) != 4 for stage in stages):
-        return "A plan is a list of stages (epochs, batch, rate, momentum)."
-    stages = [(float(epochs), int(batch), float(rate), float(momentum)) for epochs, batch, rate, momentum in stages]
-    if sum(epochs for epochs, *_ in stages) > 16 or any(epochs <= 0 for epochs, *_ in stages):
-        return "The stages must last more than no epoch each, and 16 epochs altogether at most."
-    if any(not 1 <= batch <= 3000 or not 0 <= momentum < 1 or rate <= 0 for _, batch, rate, momentum in stages):
-        return "Batches must be from 1 to 3,000, rates above 0, and momentum from 0 to below 1."
-    updates, accuracy = plan_result(stages)
-    lead = float((accuracy - _decayed()).mean())
-    what = f"{updates} updates, {lead:+.1f} points from decaying the rate, on fresh seeds"
-    if not lead >= -1:
-        return f"{what}: more than a point lower."
-    if updates > MOST_UPDATES:
-        return f"{what}: that can be had in at most {MOST_UPDATES} updates."
-    print(what)  # the question is open: fewer may do
-    return None
-
-
-plan = Exercise(
-    id="batch_size_and_lars-plan",
-    answer="my_plan",
-    question="Reach, within a point, what *decay the rate* reaches, in as few updates as you can: 300 are enough, can "
-    "you do with fewer? Write `my_plan`, a list of stages (epochs, batch, rate, momentum), of 16 epochs altogether at "
-    "most. It is trained on sixteen fresh seeds.",
-    hints=(
-        "What lets the batch be larger from the beginning? Look at the last of the four plans.",
-        "Momentum 0.75 pays for four times the batch at the same rate. It costs a little: stay longer in the first "
-        "stage, at batch 128, and grow the batch only once.",
-    ),
-    code="my_plan = [(11, 128, 0.5, 0.75), (5, 512, 0.5, 0.75)]",
-    wrong=_plan,
-    right="on a machine where a large step takes no longer than a small one, that is the time saved.",
 )
 
 
@@ -183,9 +113,9 @@ def _best(answer: Any) -> str | None:
 best = Exercise(
     id="batch_size_and_lars-best",
     answer="best_batch",
-    question="On one worker a step takes `overhead` seconds and `per_example` seconds for each example. Find the batch "
-    r"that reaches the target soonest, for steps $S = S_\text{min}(1 + B_c/B)$, and write it as a formula. (Multiply "
-    "out; two of the four terms depend on $B$. A real number will do.)",
+    question="On one worker a step takes `overhead` seconds, and `per_example` seconds for each example. Write "
+    r"`best_batch`, which returns the batch that reaches the target in the least time, for $S = S_\text{min}(1 + "
+    r"B_c/B)$ steps. Multiply out: two of the four terms depend on $B$. Do not round.",
     hints=(
         "The time is S_min (overhead + B_c · per_example + B · per_example + B_c · overhead / B).",
         "The last two terms pull in opposite ways; their sum is least where they are equal.",
@@ -199,74 +129,83 @@ def best_batch(critical, overhead, per_example):
 )
 
 
+def _lars_step(w: np.ndarray, m: np.ndarray, g: np.ndarray, *options: float) -> tuple[np.ndarray, np.ndarray]:
+    rate, coefficient, decay, beta = options
+    d = g + decay * w
+    w_norm, d_norm = np.linalg.norm(w.ravel()), np.linalg.norm(d.ravel())
+    m = beta * m + rate * (coefficient * w_norm / d_norm if w_norm and d_norm else 1.0) * d
+    return w - m, m
+
+
 def _step(answer: Any) -> str | None:
     rng = np.random.default_rng(3)
-    for what, rate, coefficient, decay, beta in (
-        ("as given", 1.0, 0.01, 5e-4, 0.9),
-        ("with a strong decay", 0.3, 0.05, 0.5, 0.5),
-        ("without decay", 2.0, 0.01, 0.0, 0.8),
-    ):
-        ours = [jnp.float32(w) for w in (rng.normal(size=(5, 4)), np.zeros(4), 3 * rng.normal(size=(3, 2, 2)))]
-        library = optax.lars(rate, decay, trust_coefficient=coefficient, momentum=beta)
-        update = jax.jit(library.update)  # else each of its operations is compiled alone
-        momenta, state, theirs = [jnp.zeros_like(w) for w in ours], library.init(ours), ours
-        for count, length in enumerate((1.0, 0.01, 30.0, 0.0, 1.0), 1):
-            gradients = [jnp.float32(length * rng.normal(size=w.shape)) for w in theirs]
-            updates, state = update(gradients, state, theirs)
-            theirs = optax.apply_updates(theirs, updates)
-            ours, momenta = answer(list(ours), list(momenta), gradients, rate, coefficient, decay, beta)
-            if len(ours) != 3 or len(momenta) != 3:
-                return "There must be new weights and a new momentum for each of the three tensors."
-            for mine, right in zip(ours, theirs, strict=True):
-                if wrong := compare(f"{what}, step {count}: the tensor of shape {right.shape}", mine, right, 1e-3):
-                    return wrong
+    for start in (rng.normal(size=(5, 4)), np.zeros(4), 3 * rng.normal(size=(3, 2, 2))):
+        for coefficient, decay, beta in ((0.01, 5e-4, 0.9), (0.05, 0.5, 0.5), (0.02, 0.0, 0.8)):
+            pair = np.float32(start), np.zeros(start.shape, np.float32)
+            for rate, length in ((1.0, 1.0), (0.3, 0.01), (2.0, 30.0), (0.5, 0.0), (1.0, 1.0)):
+                g = np.float32(length * rng.normal(size=start.shape))
+                ours = answer(*pair, g, rate, coefficient, decay, beta)
+                if not isinstance(ours, tuple | list) or len(ours) != 2:
+                    return "`lars_step` must return two arrays: the new w and the new m."
+                expected = _lars_step(*pair, g, rate, coefficient, decay, beta)
+                given = f"rate {rate:g}, coefficient {coefficient:g}, decay {decay:g}, β {beta:g}"
+                for what, mine, right in zip("wm", ours, expected, strict=True):
+                    about = f"For a tensor of shape {g.shape}, {given}: the new {what}"
+                    if wrong := compare(about, mine, right, 1e-3):
+                        return wrong
+                pair = tuple(np.float32(part) for part in expected)
     return None
 
 
 step = Exercise(
     id="batch_size_and_lars-step",
-    answer="lars_steps",
-    question="Write it for a whole net: `lars_steps` gets lists with one array for each tensor (weights, momenta $m$, "
-    "gradients) and returns the new weights and the new momenta, as two lists. Norms as in the library, and the ratio "
-    "1 where one of the two norms is zero.",
+    answer="lars_step",
+    question="Write LARS for one tensor. `lars_step` gets weights `w`, momentum `m` and gradient `g`, and returns the "
+    "new `w` and the new `m`.",
     hints=(
-        "A loop over zip(weights, momenta, gradients); each tensor has its own ratio, from its own norms.",
-        "First d = g + decay · w, then the ratio from the norms of w and of d, then the momentum, then w minus it.",
+        "First d = g + decay * w, then the ratio from the norms of w and d, then the momentum, then w minus it.",
+        "The norm of a tensor of any shape: jnp.sqrt(jnp.sum(w**2)). If one of the two norms is 0, the ratio is 1.",
     ),
     code="""
-def lars_steps(weights, momenta, gradients, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
-    new_weights, new_momenta = [], []
-    for w, m, g in zip(weights, momenta, gradients):
-        d = g + decay * w
-        w_norm, d_norm = jnp.sqrt(jnp.sum(w**2)), jnp.sqrt(jnp.sum(d**2))
-        ratio = coefficient * w_norm / d_norm if w_norm > 0 and d_norm > 0 else 1.0
-        m = beta * m + rate * ratio * d
-        new_weights.append(w - m)
-        new_momenta.append(m)
-    return new_weights, new_momenta
+def lars_step(w, m, g, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
+    d = g + decay * w
+    w_norm, d_norm = jnp.sqrt(jnp.sum(w**2)), jnp.sqrt(jnp.sum(d**2))
+    ratio = coefficient * w_norm / d_norm if w_norm > 0 and d_norm > 0 else 1.0
+    m = beta * m + rate * ratio * d
+    return w - m, m
 """,
     wrong=_step,
-    right="for five steps, with other rates and decays too, these are the steps of optax.",
+    right="each tensor moves by the same fraction of its length, however long its gradient is.",
 )
 
 
-def _overflow(answer: Any) -> str | None:
-    if answer == 65504 // 2 + 1:
-        return "With one output fewer the sum is 65,504; with this one it is 65,506."
-    return compare("The number of outputs", answer, 65504 // 2, tolerance=1e-6)
+def _one_ratio(answer: Any) -> str | None:
+    rng = np.random.default_rng(5)
+    for coefficient, shapes in ((0.01, ((5, 4), (4,), (3, 2, 2))), (0.5, ((2, 30), (30, 1)))):
+        weights, directions = ([np.float32(rng.normal(0, 4**k, s)) for k, s in enumerate(shapes)] for _ in range(2))
+        directions = directions[::-1] if len(shapes) == 2 else directions
+        lengths = [np.linalg.norm(np.concatenate([part.ravel() for part in some])) for some in (weights, directions)]
+        given = f"The ratio of tensors of shapes {', '.join(map(str, shapes))}, coefficient {coefficient:g}"
+        if wrong := compare(given, answer(weights, directions, coefficient), coefficient * lengths[0] / lengths[1]):
+            return wrong
+    return None
 
 
-overflow = Exercise(
-    id="batch_size_and_lars-overflow",
-    answer="largest_outputs",
-    question="And the weights? A dense layer before a ReLU starts with weights of variance $2/n$, where $n$ is its "
-    r"number of inputs. What is the largest number of outputs for which its expected $\lVert w\rVert^2$ is still at "
-    "most 65,504?",
+one_ratio = Exercise(
+    id="batch_size_and_lars-one_ratio",
+    answer="one_ratio",
+    question="Write this control. `one_ratio` gets two lists with one array per tensor: the weights, and the "
+    r"directions $d = g + \lambda w$. It returns the ratio of the whole network. No norm is zero here.",
     hints=(
-        "How many weights has a layer with n inputs and k outputs? Each adds its variance to the expected sum.",
-        "The number of inputs cancels.",
+        "The squared norm of one long vector is the sum of the squared norms of its pieces.",
+        "Sum the squares of all entries of all tensors, then take one root: once for weights, once for directions.",
     ),
-    code="largest_outputs = 65504 // 2",
-    wrong=_overflow,
-    right="at the start weights overflow only where there are very many outputs; scaled gradients do so early.",
+    code="""
+def one_ratio(weights, directions, coefficient=0.01):
+    w_norm = jnp.sqrt(sum(jnp.sum(w**2) for w in weights))
+    d_norm = jnp.sqrt(sum(jnp.sum(d**2) for d in directions))
+    return coefficient * w_norm / d_norm
+""",
+    wrong=_one_ratio,
+    right="all layers share this ratio, yet the gradient's length still does not set the length of the step.",
 )

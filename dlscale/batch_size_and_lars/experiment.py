@@ -15,7 +15,9 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from dlscale.course.records import Experiment, RunTrials
+from dlscale.batch_size_and_lars import exact_noise_scale
+from dlscale.course import records
+from dlscale.course.records import Experiment, Record, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 
@@ -29,8 +31,11 @@ TRUST_COEFFICIENT = 0.01
 
 def warm_up_and_decay(peak: Array, steps: Array) -> optax.Schedule:
     """Up to `peak` in a line over the first tenth of the steps, down to zero along a cosine over all of them."""
+    steps = jnp.maximum(steps, 1)
     first = jnp.ceil(steps / 10)
-    return lambda step: peak * jnp.minimum((step + 1) / first, 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
+    return lambda step: (
+        peak * jnp.minimum((step + 1) / first, 1) * (1 + jnp.cos(jnp.pi * jnp.minimum(step / steps, 1))) / 2
+    )
 
 
 def matrices(params: models.Params) -> models.Params:
@@ -315,4 +320,199 @@ SGD = Experiment(
     {"accuracy": 1.0, "train_accuracy": 1.0, "early_loss": 1e-3},
     chaotic=("accuracy", "train_accuracy"),
     drawn={"judged_on": "test", "batch_size": 32},
+)
+
+
+# The arms that decide claims, again, with seeds reserved for them
+
+
+def tuned_rate(record: Record, **setting: object) -> float:
+    """The rate that did best on the validation data of a record, mean over its tuning seeds."""
+    setting["judged_on"] = "validation"
+    rates = record.options("learning_rate", **setting)
+    return max(rates, key=lambda rate: record.values("accuracy", learning_rate=rate, **setting).mean())
+
+
+LARS_ARMS = {  # by normalisation; the batches are those where LARS leads by most on the validation data
+    ("batch", 750): ("momentum", "LARS", "one ratio", "LARS, only matrices decayed"),
+    ("none", 3000): ("momentum", "LARS", "LARS, matrices only", "LAMB", "AdamW"),
+}
+
+
+def lars_confirmation(run: RunTrials) -> None:
+    """Each arm at the rate that the record of all arms chose."""
+    record = records.read("batch_size_and_lars-lars")
+    for (norm, batch_size), arms in LARS_ARMS.items():
+        for arm in arms:
+            setting = {"arm": arm, "norm": norm, "batch_size": batch_size}
+            setting |= {"learning_rate": tuned_rate(record, **setting), "judged_on": "test"}
+            run([setting | {"seed": seed} for seed in range(10_416, 10_440)])
+
+
+LARS_CONFIRMED = replace(
+    LARS, id="batch_size_and_lars-lars_confirmed",
+    about="The arms of batch_size_and_lars-lars that decide claims, with other seeds",
+    plan=lars_confirmation,
+    confirms=tuple(
+        f"batch_size_and_lars-{name}"
+        for name in ("lars", "lars-norm", "one-ratio", "layers", "lars-matrices", "lars-decay", "lamb")
+    ),
+)  # fmt: skip
+
+
+def sgd_confirmation(run: RunTrials) -> None:
+    """The tuned arms of 16 and 256 epochs, and the linear rule from batch 8 to 128 and from 32 to 512."""
+    record = records.read("batch_size_and_lars-sgd")
+
+    def tuned(batch_size: int, epochs: int = 16) -> tuple:
+        rate = tuned_rate(record, batch_size=batch_size, epochs=epochs, warm_up=0)
+        return batch_size, epochs, 0, rate
+
+    arms = [*map(tuned, (16, 32, 64, 512)), tuned(512, 256), (512, 16, 2, 16 * tuned(32)[-1])]
+    arms += [(128, 16, warm_up, 16 * tuned(8)[-1]) for warm_up in (0, 2)]
+    for arm in arms:
+        setting = dict(zip(("batch_size", "epochs", "warm_up", "learning_rate"), arm, strict=True))
+        run([{**setting, "seed": seed, "judged_on": "test"} for seed in range(10_440, 10_464)])
+
+
+SGD_CONFIRMED = replace(
+    SGD, id="batch_size_and_lars-sgd_confirmed",
+    about="The arms of batch_size_and_lars-sgd that decide claims, with other seeds",
+    plan=sgd_confirmation,
+    confirms=tuple(
+        f"batch_size_and_lars-{name}"
+        for name in ("warm-up", "warm-up-helps", "equal-epochs", "small-best", "equal-updates")
+    ),
+)  # fmt: skip
+
+
+# Plain SGD at a constant rate: how many steps a batch saves
+
+STEP_SIZES = (8, 16, 32, 64, 128, 256, 512)
+FIRST_RATES = (1 / 16, 1 / 8, 1 / 8, 1 / 4, 1 / 4, 1 / 2, 1 / 2)  # each with the next three powers of two
+TARGET, STAGES, LOOKS, PIECE = 1.6, 20, 4, 8
+
+
+@jax.jit
+def _descent(seed: Array, batch_size: Array, rate: Array, every: Array, train: tuple, held_out: tuple) -> tuple:
+    """Noise scales before each stage (STAGES,), and held-out losses after each `every` steps (STAGES, LOOKS)."""
+
+    def loss(params: models.Params, x: Array, y: Array) -> Array:
+        return optax.softmax_cross_entropy_with_integer_labels(NETWORK.apply(params, x), y).mean()
+
+    def step(at: Array, params: models.Params) -> models.Params:
+        def add(piece: Array, total: models.Params) -> models.Params:  # in pieces: one program serves all sizes
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), at), piece)
+            rows = jax.random.randint(key, (PIECE,), 0, len(train[0]))
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(params, *(part[rows] for part in train)))
+
+        total = lax.fori_loop(0, batch_size // PIECE, add, jax.tree.map(jnp.zeros_like, params))
+        return jax.tree.map(lambda w, g: w - rate * PIECE / batch_size * g, params, total)
+
+    def look(params: models.Params, first: Array) -> tuple[models.Params, Array]:
+        params = lax.fori_loop(first, first + every, step, params)
+        return params, loss(params, *held_out)
+
+    def stage(params: models.Params, firsts: Array) -> tuple[models.Params, tuple[Array, Array]]:
+        scale = exact_noise_scale(loss, params, train).scale
+        params, losses = lax.scan(look, params, firsts)
+        return params, (scale, losses)
+
+    firsts = every * jnp.arange(STAGES * LOOKS).reshape(STAGES, LOOKS)
+    return lax.scan(stage, NETWORK.init(jax.random.key(seed)), firsts)[1]
+
+
+def steps_trial(batch_size: int, learning_rate: float, seed: int) -> dict[str, float]:
+    """Steps to the target, twice those allowed if it is not reached, and noise scales on the path to it."""
+    signals, every = fresh_signals("validation"), 3 + 136 // batch_size
+    train, held_out = (signals.x_train, signals.y_train), (signals.x_test, signals.y_test)
+    scales, losses = map(np.asarray, _descent(seed, batch_size, learning_rate, every, train, held_out))
+    arrived = losses.ravel() <= TARGET
+    looks = arrived.argmax() + 1 if arrived.any() else 2 * losses.size
+    path = np.interp(np.linspace(0, looks / LOOKS, 50), np.arange(STAGES), scales)
+    return {
+        "steps": float(looks * every),
+        "arrived": float(arrived.any()),
+        "first_noise_scale": path[0],
+        "mean_noise_scale": path.mean(),
+        "last_noise_scale": path[-1],
+    }
+
+
+def steps_plan(run: RunTrials) -> None:
+    """Every batch at four rates, all seeds."""
+    for size, first in zip(STEP_SIZES, FIRST_RATES, strict=True):
+        rates = [{"batch_size": size, "learning_rate": first * factor} for factor in (1, 2, 4, 8)]
+        run([{**rate, "seed": seed} for rate in rates for seed in range(10_400, 10_416)])
+
+
+STEPS = Experiment(
+    "batch_size_and_lars-steps",
+    f"Steps of SGD to a held-out loss of {TARGET} for batches of 8 to 512, each at four rates, and the noise scale",
+    steps_trial,
+    steps_plan,
+    {"steps": 1.0, "arrived": 0.0, "first_noise_scale": 0.1, "mean_noise_scale": 1.0, "last_noise_scale": 1.0},
+    chaotic=("steps", "arrived", "mean_noise_scale", "last_noise_scale"),
+    confirms=tuple(
+        f"batch_size_and_lars-{name}"
+        for name in ("no-return", "noise-grows", "noise-scale", "linear-rate", "rate-curve")
+    ),
+)
+
+
+# Momentum and LARS with batch norm at batch 750, when the warm-up takes half of the steps
+
+
+def long_warm_up(peak: Array, steps: Array) -> optax.Schedule:
+    """Up to `peak` in a line over the first half of the steps, down to zero along a cosine over all of them."""
+    return lambda step: peak * jnp.minimum(2 * (step + 1) / steps, 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
+
+
+def warm_momentum(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
+    decay = optax.add_decayed_weights(WEIGHT_DECAY)
+    return optax.chain(decay, optax.sgd(long_warm_up(learning_rate, steps), 0.9))
+
+
+def warm_lars(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
+    rate = long_warm_up(learning_rate, steps)
+    return optax.lars(rate, WEIGHT_DECAY, trust_coefficient=TRUST_COEFFICIENT, momentum=0.9)
+
+
+WARM_ARMS = {"momentum": warm_momentum, "LARS": warm_lars}
+
+
+def warm_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+    """Accuracy at the end in percent, and the loss after five updates, at most 99."""
+    run = train.sweep(
+        models.mlp((40, *HIDDEN, 10), norm="batch"),
+        _signals(judged_on),
+        WARM_ARMS[arm],
+        batch_size=750,
+        epochs=EPOCHS,
+        eval_every=EPOCHS,
+        seed=[seed],
+        learning_rate=learning_rate,
+        steps=EPOCHS * 4,
+        progress=False,
+    )
+    early_loss = np.nan_to_num(run.history.loss[0, 5], nan=99).clip(max=99)
+    return {"accuracy": 100 * run.history.test_accuracy[0, -1], "early_loss": early_loss}
+
+
+def warm_plan(run: RunTrials) -> None:
+    """Tune both on validation data, test each at its best rate."""
+    for arm in WARM_ARMS:
+        rates, seeds = [2.0**exponent for exponent in range(-1, 7)], range(464, 480)
+        setting = {"arm": arm, "learning_rate": rates, "tuning_seeds": TUNING_SEEDS, "seeds": seeds}
+        train.tune(run, **setting, score=itemgetter("accuracy"))
+
+
+WARM = Experiment(
+    "batch_size_and_lars-warm_up",
+    "momentum and LARS with batch norm at batch 750, with a warm-up over half of the steps, each tuned",
+    warm_trial,
+    warm_plan,
+    {"accuracy": 1.0, "early_loss": 0.02},
+    chaotic=("accuracy",),
+    drawn={"judged_on": "test"},
 )

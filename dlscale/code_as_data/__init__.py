@@ -1,9 +1,10 @@
-"""Programs as data: the contextual flow graph of a traced program, and vectors for its statements (inst2vec).
+"""Programs as data: the flow graph of a traced program, vectors for its statements, a network along its wires.
 
-After Ben-Nun, Jakobovits & Hoefler 2018 (arXiv:1806.07336), with JAX's traces in place of LLVM's. A statement is one
-instruction, abstracted: no names, sizes or constants, only the instruction and the kinds of its result and operands.
+After inst2vec (Ben-Nun, Jakobovits & Hoefler 2018, arXiv:1806.07336), with JAX's traces in place of LLVM's. A statement
+is one instruction, abstracted: no names, sizes or constants, only the instruction and the kinds of result and operands.
 """
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import Array
+from jax import Array, lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from dlscale.lab import checks, train
 
-Rng = np.random.Generator
 Value = int | None  # the statement that makes a value; None: an argument or a constant
 UNKNOWN = "unknown"
 
@@ -29,10 +29,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Graph:
-    """A contextual flow graph: statements in the order of the trace, and who hands over to whom.
+    """A contextual flow graph: statements in the order of the trace, and its wires.
 
     `data` (n, 2): the first statement makes what the second one uses. `control` (m, 2): the first one decides whether
-    the second one runs, and no data from there tells so.
+    the second one runs, and no data edge leads there from the decision.
     """
 
     statements: tuple[str, ...]
@@ -45,8 +45,8 @@ class Graph:
         return np.concatenate([self.data, self.control])
 
     @cached_property
-    def sequence(self) -> np.ndarray:
-        """(edges, 2): each statement to the next in the trace, as who reads the program from top to bottom."""
+    def text(self) -> np.ndarray:
+        """(edges, 2): each statement to the next in the trace, as somebody reads it from top to bottom."""
         return np.stack([np.arange(len(self.statements) - 1), np.arange(1, len(self.statements))], axis=1)
 
 
@@ -60,14 +60,14 @@ def graph(f: Callable[..., Any], *args: Any) -> Graph:
         program = jax.make_jaxpr(f)(*args)
     except Exception as error:  # the function is a reader's own: it may raise anything
         first = str(error).strip().splitlines()[:1]
-        advice = "It must be made of JAX's functions, and no `if` or `while` of Python may hang on a traced number."
+        advice = "It must be made of JAX's functions, and no `if` or `while` of Python may depend on a traced number."
         raise ValueError(f"This cannot be traced ({type(error).__name__}: {' '.join(first)}). {advice}") from error
     builder = _Builder()
     builder.walk(program.jaxpr, [None] * len(program.jaxpr.invars), None)
     if not builder.statements:
         raise ValueError("This program has no statements: it returns its arguments or constants as they are.")
-    pairs = {kind: sorted(edges) for kind, edges in (("data", builder.data), ("control", builder.control))}
-    return Graph(tuple(builder.statements), *(np.array(pairs[kind], int).reshape(-1, 2) for kind in pairs))
+    edges = (np.array(sorted(found), int).reshape(-1, 2) for found in (builder.data, builder.control))
+    return Graph(tuple(builder.statements), *edges)
 
 
 def kind(aval: Any) -> str:
@@ -75,8 +75,7 @@ def kind(aval: Any) -> str:
     names = {"f": "float", "V": "float", "i": "int", "u": "int", "b": "bool", "c": "complex"}
     extended = not hasattr(aval, "dtype") or jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
     name = "key" if extended else names.get(np.dtype(aval.dtype).kind, "float")
-    rank = len(getattr(aval, "shape", ()))
-    return name + ("", "[n]", "[n,n]", "[n,n,…]")[min(rank, 3)]
+    return name + ("", "[n]", "[n,n]", "[n,n,…]")[min(len(getattr(aval, "shape", ())), 3)]
 
 
 def statement(name: str, made: Sequence[Any], used: Sequence[Any]) -> str:
@@ -95,7 +94,7 @@ class _Builder:
         self.control: set[tuple[int, int]] = set()
 
     def add(self, text: str, sources: Iterable[Value], decides: Value) -> int:
-        """A new statement. What decides whether it runs is told unless its data come from in there."""
+        """A new statement, with a control edge unless its data come from behind the decision."""
         here, known = len(self.statements), {source for source in sources if source is not None}
         self.statements.append(text)
         self.data |= {(source, here) for source in known}
@@ -122,11 +121,9 @@ class _Builder:
             return given  # bookkeeping of JAX: nothing is converted
         if name == "cond":
             switch = self.add(text.replace("cond", "switch", 1), given[:1], decides)
-            ways = [self.walk(branch.jaxpr, given[1:], switch) for branch in params["branches"]]
-            ends = list(zip(*ways, strict=True))
-            return [
-                self.add(statement("join", [v], [v] * len(ways)), e, switch) for v, e in zip(made, ends, strict=True)
-            ]
+            branches = [self.walk(branch.jaxpr, given[1:], switch) for branch in params["branches"]]
+            joins = [statement("join", [v], [v] * len(branches)) for v in made]
+            return [self.add(join, ends, switch) for join, ends in zip(joins, zip(*branches, strict=True), strict=True)]
         if name == "scan":
             head, fixed, count = self.add(text, given, decides), params["num_consts"], params["num_carry"]
             results = self.walk(params["jaxpr"].jaxpr, given[:fixed] + [head] * (len(given) - fixed), head)
@@ -136,9 +133,8 @@ class _Builder:
             first, last = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
             head = self.add(text, given[last:], decides)
             carry = [head] * (len(given) - last)
-            test = self.add(
-                "test bool (bool)", self.walk(params["cond_jaxpr"].jaxpr, given[:first] + carry, head), head
-            )
+            tested = self.walk(params["cond_jaxpr"].jaxpr, given[:first] + carry, head)
+            test = self.add("test bool (bool)", tested, head)
             results = self.walk(params["body_jaxpr"].jaxpr, given[first:last] + carry, test)
             self.data |= {(result, head) for result in results if result is not None}
             return [self.add(statement("end", made, made[:1]), [head], test)] * len(made)
@@ -151,7 +147,18 @@ class _Builder:
         return [self.add(text, given, decides)] * len(made)
 
 
-# What stands near what
+def reordered(one: Graph, rng: np.random.Generator) -> Graph:
+    """The same program, written in another order: any in which each statement comes after what it needs."""
+    needs = [{before for before, after in one.flow.tolist() if after == i > before} for i in range(len(one.statements))]
+    order: list[int] = []
+    while len(order) < len(needs):
+        ready = [i for i, own in enumerate(needs) if i not in order and own <= set(order)]
+        order.append(ready[rng.integers(len(ready))])
+    place = np.argsort(order)
+    return Graph(tuple(one.statements[i] for i in order), place[one.data], place[one.control])
+
+
+# Words, and what stands near what
 
 
 def reach(edges: np.ndarray, count: int, radius: int) -> np.ndarray:
@@ -159,20 +166,6 @@ def reach(edges: np.ndarray, count: int, radius: int) -> np.ndarray:
     near = np.eye(count, dtype=np.float32)
     near[edges[:, 0], edges[:, 1]] = near[edges[:, 1], edges[:, 0]] = 1
     return np.linalg.matrix_power(near, checks.whole("radius", radius)) > 0
-
-
-def pairs(programs: Iterable[Graph], vocabulary: "Vocabulary", context: str, radius: int = 2) -> np.ndarray:
-    """(n, 2) numbers of statements that are in each other's context, once each way.
-
-    `context`: "flow" counts edges of data and control, "sequence" lines of the trace.
-    """
-    checks.known("context", context, ("flow", "sequence"))
-    found = []
-    for one in programs:
-        near = reach(getattr(one, context), len(one.statements), radius)
-        np.fill_diagonal(near, False)
-        found.append(vocabulary.encode(one)[np.argwhere(near)])
-    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -205,47 +198,73 @@ class Vocabulary:
     def encode(self, one: Graph) -> np.ndarray:
         return np.array([self.numbers.get(word, 0) for word in one.statements])
 
+    def contexts(self, programs: Iterable[Graph], wires: str = "flow", radius: int = 1) -> np.ndarray:
+        """(n, 2) numbers of statements at most `radius` wires apart, each pair both ways."""
+        checks.known("wires", wires, ("flow", "text"))
+        found = []
+        for one in programs:
+            near = reach(getattr(one, wires), len(one.statements), radius)
+            np.fill_diagonal(near, False)
+            found.append(self.encode(one)[np.argwhere(near)])
+        return np.concatenate(found)
 
-# Skip-gram
+
+# Vectors of statements
 
 
 def skip_gram(
-    found: np.ndarray, size: int, *, seed: int = 0, width: int = 32, steps: int = 1000, batch: int = 2048,
-    negatives: int = 64, weight: float = 5.0, rate: float = 0.02, progress: bool = False,
+    pairs: np.ndarray, size: int, *, seed: int = 0, width: int = 32, steps: int = 1000, batch: int = 2048,
+    negatives: int = 64, weight: float = 5.0, rate: float = 0.02,
 ) -> np.ndarray:  # fmt: skip
-    """(size, width) vectors by skip-gram with negative sampling (Mikolov et al. 2013) on pairs (n, 2).
+    """(size, width) vectors of length one by skip-gram with negative sampling (Mikolov et al. 2013) on pairs (n, 2).
 
-    Each step draws a batch of the pairs, and `negatives` statements, by their frequency to the power 3/4, which all of
+    Each step samples a batch of pairs, and `negatives` statements, by their frequency to the power 3/4, which all of
     the batch share; together these weigh as `weight` of them each. Raises ValueError if there is no pair.
     """
-    if not len(found):
+    if not len(pairs):
         raise ValueError("There are no pairs: programs of one statement have no context.")
     rng = np.random.default_rng(seed)
-    noise = np.bincount(found[:, 1], minlength=size) ** 0.75
-    drawn = rng.choice(size, (steps, negatives), p=noise / noise.sum()).astype(np.int32)
-    rows = found[rng.integers(len(found), size=(steps, batch))].astype(np.int32)
+    noise = np.bincount(pairs[:, 1], minlength=size) ** 0.75
+    random = rng.choice(size, (steps, negatives), p=noise / noise.sum()).astype(np.int32)
+    rows = pairs[rng.integers(len(pairs), size=(steps, batch))].astype(np.int32)
     start = jnp.asarray(0.1 * rng.normal(size=(2, size, width)), jnp.float32)
-    inputs = {"rows": rows, "drawn": drawn}
     weights = {"weight": np.float32(weight), "rate": np.float32(rate)}
-    done = train.run(_step, (start, optax.adam(1.0).init(start)), inputs, weights, every=250, progress=progress)
-    return np.asarray(done.state[0][0])
+    done = train.run(_step, (start, optax.adam(1.0).init(start)), (rows, random), weights, every=250, progress=False)
+    return unit(np.asarray(done.state[0][0]))
 
 
-def skip_gram_loss(both: Array, rows: Array, drawn: Array, weight: float) -> Array:
-    """Mean loss of pairs `rows` (batch, 2): `both` (2, size, width) are vectors of statements, and of contexts."""
-    own, near, far = both[0][rows[:, 0]], both[1][rows[:, 1]], both[1][drawn]
-    right, wrong = (own * near).sum(1), own @ far.T
+def skip_gram_loss(both: Array, pairs: Array, random: Array, weight: float) -> Array:
+    """Mean loss of pairs (batch, 2): `both` (2, size, width) are vectors of statements, and of contexts."""
+    if not both.size:
+        raise ValueError(f"There are no vectors: `both` has the shape {both.shape}.")
+    u, v = both
+    own = u[pairs[:, 0]]
+    right, wrong = (own * v[pairs[:, 1]]).sum(1), own @ v[random].T
     return -jax.nn.log_sigmoid(right).mean() - weight * jax.nn.log_sigmoid(-wrong).mean()
 
 
-def _step(state: Any, one: dict[str, Array], given: dict[str, Array]) -> tuple[Any, Array]:
+def _step(state: Any, batch: tuple[Array, Array], given: dict[str, Array]) -> tuple[Any, Array]:
     both, memory = state
-    loss, gradient = jax.value_and_grad(skip_gram_loss)(both, one["rows"], one["drawn"], given["weight"])
+    loss, gradient = jax.value_and_grad(skip_gram_loss)(both, *batch, given["weight"])
     updates, memory = optax.adam(1.0).update(gradient, memory)
     return (both + given["rate"] * updates, memory), loss
 
 
-# Asking the vectors
+def counted(pairs: np.ndarray, size: int) -> np.ndarray:
+    """(size, size) positive pointwise mutual information of pairs (n, 2): log of how much more often than by chance.
+
+    Skip-gram approximates such a table by products of short vectors (Levy & Goldberg 2014).
+    """
+    table = np.zeros((size, size))
+    np.add.at(table, tuple(pairs.T), 1)
+    chance = np.outer(table.sum(1), table.sum(0)) / table.sum()
+    return np.log(np.maximum(table, 1e-12) / np.maximum(chance, 1e-12)).clip(0)
+
+
+def shortened(table: np.ndarray, width: int) -> np.ndarray:
+    """(size, width) the best approximation of a symmetric table in so many columns, by singular values."""
+    u, s, _ = np.linalg.svd(table, hermitian=True)
+    return u[:, :width] * s[:width]
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -253,9 +272,17 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
+def _known(vectors: np.ndarray, count: int) -> np.ndarray:
+    """The vectors, each of length one. Raises ValueError if one of the first `count` is missing or not finite."""
+    if len(vectors) < count or not np.isfinite(vectors).all():
+        raise ValueError(f"There must be {count} finite vectors: the shape is {np.shape(vectors)}.")
+    return unit(vectors)
+
+
 def of_instructions(vectors: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """A vector for each instruction, in the order of `vocabulary.instructions`: the mean of its statements'."""
-    return unit(np.array([unit(vectors)[numbers].mean(0) for numbers in vocabulary.instructions.values()]))
+    v = _known(vectors, len(vocabulary.words))
+    return unit(np.array([v[numbers].mean(0) for numbers in vocabulary.instructions.values()]))
 
 
 def hits(vectors: np.ndarray, names: Sequence[str], groups: Sequence[Sequence[str]], among: int = 5) -> np.ndarray:
@@ -263,8 +290,8 @@ def hits(vectors: np.ndarray, names: Sequence[str], groups: Sequence[Sequence[st
 
     `vectors` (names, width). An instruction that has no vector is not asked for, nor is one alone in its group.
     """
-    place, near, found = {name: i for i, name in enumerate(names)}, unit(vectors) @ unit(vectors).T, []
-    np.fill_diagonal(near, -np.inf)
+    v, place, found = _known(vectors, len(names)), {name: i for i, name in enumerate(names)}, []
+    np.fill_diagonal(near := v @ v.T, -np.inf)
     for group in groups:
         own = [place[name] for name in group if name in place]
         for query in own if len(own) > 1 else []:
@@ -272,62 +299,106 @@ def hits(vectors: np.ndarray, names: Sequence[str], groups: Sequence[Sequence[st
     return np.array(found)
 
 
-class Analogy(NamedTuple):
-    """a is to b as c is to d."""
-
-    a: int
-    b: int
-    c: int
-    d: int
-
-
-def analogies(vocabulary: Vocabulary, couples: Sequence[tuple[str, str]]) -> list[Analogy]:
-    """All analogies of two instructions in two kinds of statement, as add float : add int :: mul float : mul int."""
-    rests: dict[str, dict[str, int]] = {}
+def analogies(vocabulary: Vocabulary, couples: Sequence[tuple[str, str]]) -> np.ndarray:
+    """(n, 4) a is to b as c is to d, two instructions with two kinds, as add float : add int :: mul float : mul int."""
+    kinds: dict[str, dict[str, int]] = {}
     for number, word in enumerate(vocabulary.words[1:], 1):
         name, _, rest = word.partition(" ")
-        rests.setdefault(name, {})[rest] = number
+        kinds.setdefault(name, {})[rest] = number
     found = []
-    for one, other in couples:
-        both = sorted(rests.get(one, {}).keys() & rests.get(other, {}).keys())
-        for s, t in itertools.permutations(both, 2):
-            found.append(Analogy(rests[one][s], rests[one][t], rests[other][s], rests[other][t]))
-    return found
+    for one, other in ((kinds.get(a, {}), kinds.get(b, {})) for a, b in couples):
+        shared = itertools.permutations(sorted(one.keys() & other.keys()), 2)
+        found += [(one[s], one[t], other[s], other[t]) for s, t in shared]
+    return np.array(found, int).reshape(-1, 4)
 
 
-def answered(vectors: np.ndarray, asked: Sequence[Analogy], way: str = "both", among: int = 1) -> np.ndarray:
-    """Whether d is among the nearest to b − a + c, of all but a, b, c. `way` "c": nearest to c alone; "b": to b."""
-    a, b, c, d = np.array(asked).T
-    v = unit(vectors)
-    aim = {"both": v[b] - v[a] + v[c], "c": v[c], "b": v[b]}[checks.known("way", way, ("both", "b", "c"))]
-    near = aim @ v.T
+def answered(vectors: np.ndarray, asked: np.ndarray, by: str = "b − a + c") -> np.ndarray:
+    """Whether d is nearest, of all but a, b, c, to b − a + c, or to b alone. `asked` (n, 4)."""
+    a, b, c, d = asked.T
+    v = _known(vectors, 1 + asked.max(initial=0))
+    near = (v[b] - v[a] + v[c] if checks.known("way", by, ("b − a + c", "b alone")) != "b alone" else v[b]) @ v.T
     near[:, 0] = -np.inf  # what is unknown is no answer
     for known in (a, b, c):
         near[np.arange(len(near)), known] = -np.inf
-    return (np.argsort(-near, axis=1, kind="stable")[:, :among] == d[:, None]).any(1)
+    return near.argmax(1) == d
 
 
-# Controls
+# A network that reads programs along wires
 
 
-def rewired(one: Graph, rng: Rng) -> Graph:
-    """As many edges between statements drawn at random, from earlier to later ones."""
-    count = len(one.statements)
-    ends = [np.sort(rng.choice(count, 2, replace=False)) for _ in range(len(one.flow) if count > 1 else 0)]
-    return Graph(one.statements, np.array(ends, int).reshape(-1, 2), np.zeros((0, 2), int))
+class Batch(NamedTuple):
+    """Programs, padded: statements (n, length), 1 where there is one, edges (n, length, length) from row to column."""
+
+    statements: np.ndarray
+    there: np.ndarray
+    edges: np.ndarray
 
 
-def reordered(one: Graph, rng: Rng) -> Graph:
-    """The same program, written in another order: any in which each statement comes after what it needs."""
-    needs = [set() for _ in one.statements]
-    for before, after in one.flow:
-        if before < after:  # not the edge back of a loop
-            needs[after].add(before)
-    order: list[int] = []
-    waiting = set(range(len(needs)))
-    while waiting:
-        ready = sorted(i for i in waiting if not needs[i] & waiting)
-        order.append(ready[rng.integers(len(ready))])
-        waiting.remove(order[-1])
-    place = np.argsort(order)
-    return Graph(tuple(one.statements[i] for i in order), place[one.data], place[one.control])
+def padded(programs: Sequence[Graph], vocabulary: Vocabulary, wires: str = "flow", length: int = 20) -> Batch:
+    """Programs as arrays, with their wires: the "flow", the "text", or "none". Raises ValueError for longer ones."""
+    checks.known("wires", wires, ("flow", "text", "none"))
+    count = len(programs)
+    statements, there = np.zeros((count, length), np.int32), np.zeros((count, length), np.float32)
+    edges = np.zeros((count, length, length), np.float32)
+    for i, one in enumerate(programs):
+        size, ends = len(one.statements), getattr(one, wires, one.flow[:0])
+        checks.whole("The number of statements", size, high=length)
+        statements[i, :size], there[i, :size] = vocabulary.encode(one), 1
+        edges[i, ends[:, 0], ends[:, 1]] = 1
+    return Batch(statements, there, edges)
+
+
+def listen(h: Array, edges: Array, w: Array, b: Array) -> Array:
+    """One round of messages: each statement's state (length, width) hears the mean before it, and that after it."""
+    before = edges.T / jnp.maximum(edges.sum(0)[:, None], 1)
+    after = edges / jnp.maximum(edges.sum(1)[:, None], 1)
+    return h + jax.nn.relu(jnp.concatenate([h, before @ h, after @ h], axis=1) @ w + b)
+
+
+def initial(key: Array, classes: int, width: int = 32, rounds: int = 3) -> dict[str, Array]:
+    """Parameters of a network of so many rounds of messages."""
+    shapes = {"in": (width, width), "rounds": (rounds, 3 * width, width), "out": (2 * width, classes)}
+    keys = dict(zip(shapes, jax.random.split(key, 3), strict=True))
+    params = {name: jax.random.normal(keys[name], shape) / shape[-2] ** 0.5 for name, shape in shapes.items()}
+    return params | {"b": jnp.zeros((rounds, width))}
+
+
+@jax.jit
+def logits(params: dict[str, Array], table: Array, batch: Batch) -> Array:
+    """(programs, classes). `table` (words, width) has the vectors of the statements; they stay as they are."""
+
+    def one(statements: Array, there: Array, edges: Array) -> Array:
+        h = jax.nn.relu(table[statements] * jnp.sqrt(table.shape[1]) @ params["in"])
+        for w, b in zip(params["rounds"], params["b"], strict=True):
+            h = listen(h, edges, w, b)
+        h = h * there[:, None]
+        return jnp.concatenate([h.sum(0) / there.sum(), h.max(0)]) @ params["out"]
+
+    return jax.vmap(one)(*batch)
+
+
+@functools.partial(jax.jit, static_argnames=("classes", "steps", "size"))
+def fit(
+    batch: Batch,
+    labels: Array,
+    table: Array,
+    rate: float,
+    seed: int,
+    classes: int = 3,
+    steps: int = 200,
+    size: int = 48,
+) -> dict[str, Array]:
+    """Parameters after so many steps of Adam, each on `size` programs."""
+    start, rows = jax.random.split(jax.random.key(seed))
+    params, optimizer = initial(start, classes, table.shape[1]), optax.adam(rate)
+
+    def loss(params: dict[str, Array], own: Array) -> Array:
+        found = logits(params, table, jax.tree.map(lambda a: a[own], batch))
+        return optax.softmax_cross_entropy_with_integer_labels(found, labels[own]).mean()
+
+    def step(state: Any, own: Array) -> tuple[Any, None]:
+        updates, memory = optimizer.update(jax.grad(loss)(state[0], own), state[1])
+        return (optax.apply_updates(state[0], updates), memory), None
+
+    chosen = jax.random.randint(rows, (steps, size), 0, len(labels))
+    return lax.scan(step, (params, optimizer.init(params)), chosen)[0][0]

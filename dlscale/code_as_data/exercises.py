@@ -2,70 +2,76 @@
 
 import functools
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from dlscale.code_as_data import Graph, reach, reordered
+from dlscale.code_as_data import Graph, reordered
 from dlscale.code_as_data.corpus import load
 from dlscale.course.exercises import Exercise, compare
 
+PROGRAMS = {
+    "x / sqrt(sum(x · x))": (lambda x, y: x / jnp.sqrt((x * x).sum()), {(0, 1), (1, 2), (2, 3)}),
+    "exp(x) + sin(y)": (lambda x, y: jnp.exp(x) + jnp.sin(y), {(0, 2), (1, 2)}),
+    "a · a + a with a = exp(x)": (lambda x, y: jnp.exp(x) * jnp.exp(x) + jnp.exp(x), {(0, 2), (1, 2), (2, 4), (3, 4)}),
+    "tanh(x) − tanh(x) · 2": (lambda x, y: (lambda a: a - a * 2)(jnp.tanh(x)), {(0, 1), (0, 2), (1, 2)}),
+    "x + 1": (lambda x, y: x + 1, set()),
+}
 
-def _contexts(answer: Any) -> str | None:
-    rng = np.random.default_rng(3)
-    for count, edges, radius in ((5, 4, 1), (6, 6, 2), (9, 9, 3), (12, 10, 2), (4, 0, 2), (3, 3, 5)):
-        ends = rng.integers(count, size=(edges, 2))
-        ends = ends[ends[:, 0] != ends[:, 1]]
-        near = reach(ends, count, radius)
-        wanted = {(i, j) for i, j in np.argwhere(near).tolist() if i != j}
-        given = [tuple(np.asarray(pair).ravel().tolist()) for pair in answer(ends.copy(), count, radius)]
-        case = f"With edges {ends.tolist()} and radius {radius}"
-        if wrong := compare(f"{case}, the number of pairs", len(given), len(wanted), 1e-9):
-            return wrong
-        if strange := sorted(set(given) - wanted):
-            return f"{case}, {strange[0]} is no pair."
-        if missing := sorted(wanted - set(given)):
-            return f"{case}, {missing[0]} is missing."
+
+class Equation(NamedTuple):
+    """As in a jaxpr, with a string for each variable: plain values reach an answer in another process."""
+
+    invars: list[str]
+    outvars: list[str]
+
+
+class Traced(NamedTuple):
+    """A traced program."""
+
+    eqns: list[Equation]
+
+
+def _wires(answer: Any) -> str | None:
+    for name, (f, wanted) in PROGRAMS.items():
+        eqns = jax.make_jaxpr(f)(np.ones(3, np.float32), np.ones(3, np.float32)).eqns
+        traced = Traced([Equation([*map(str, one.invars)], [*map(str, one.outvars)]) for one in eqns])
+        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(traced)}
+        if strange := sorted(given - wanted):
+            return f"in {name}, statement {strange[0][-1]} uses nothing that statement {strange[0][0]} makes."
+        if missing := sorted(wanted - given):
+            return f"in {name}, the wire {missing[0]} is missing."
     return None
 
 
-contexts = Exercise(
-    id="code_as_data-contexts",
-    answer="contexts",
-    question="Write what the skip-gram learns from: `contexts(edges, count, radius)`. `edges` (n, 2) are of a graph of "
-    "`count` statements. Return all pairs (i, j) of different statements that are at most `radius` edges apart, "
-    "whatever the direction of the edges; each pair both ways, none twice.",
+wires = Exercise(
+    id="code_as_data-wires",
+    answer="wires",
+    question="Write `wires(jaxpr)`: a set or list of all pairs (i, j) where statement i makes a variable that "
+    "statement j uses.",
     hints=(
-        "From one statement: begin with itself, and `radius` times add all neighbours of what you have.",
-        "Keep, for each statement, the set of those it touches, in both directions. Over `list(near)`, a copy, go with "
-        "`near |= touching[k]`: a set must not grow while one goes through it.",
+        "Which variables does an equation make, and which does it use? `outvars` and `invars` say so.",
+        "Compare every equation with every other one: is one of its `outvars` among the other one's `invars`?",
     ),
     code="""
-def contexts(edges, count, radius):
-    touching = [set() for _ in range(count)]
-    for a, b in edges.tolist():
-        touching[a].add(b)
-        touching[b].add(a)
+def wires(jaxpr):
     pairs = set()
-    for i in range(count):
-        near = {i}
-        for _ in range(radius):
-            near = near.union(*(touching[k] for k in near))
-        pairs |= {(i, j) for j in near if j != i}
+    for i, first in enumerate(jaxpr.eqns):
+        for j, second in enumerate(jaxpr.eqns):
+            if any(variable in second.invars for variable in first.outvars):
+                pairs.add((i, j))
     return pairs
 """,
-    wrong=_contexts,
-    right="the end of a loop's body is near its head, however many lines stand between them.",
+    wrong=_wires,
+    right="arguments and constants have no wire, because no statement makes them.",
 )
 
 
 def _ceiling(answer: Any) -> str | None:
     rng = np.random.default_rng(4)
-    cases = [
-        (["a", "a", "b", "b", "b"], [0, 1, 1, 1, 0]),
-        (["x"] * 6, [0, 1, 2, 0, 1, 2]),
-        (list("abcd"), [0, 1, 0, 1]),
-    ]
+    cases = [(list("aabbb"), [0, 1, 1, 1, 0]), (["x"] * 6, [0, 1, 2, 0, 1, 2]), (list("abcd"), [0, 1, 0, 1])]
     cases += [([("u", int(i)) for i in rng.integers(4, size=30)], rng.integers(3, size=30).tolist()) for _ in range(3)]
     for seen, labels in cases:
         table = Counter(zip(seen, labels, strict=True))
@@ -79,12 +85,12 @@ def _ceiling(answer: Any) -> str | None:
 ceiling = Exercise(
     id="code_as_data-ceiling",
     answer="ceiling",
-    question="Write `ceiling(seen, labels)`: `seen` is a list with what a reader sees of each program (anything that "
-    "can be a key of a dictionary), `labels` says what each one is. Return the largest share that *any* rule can tell "
-    "rightly that sees nothing else.",
+    question="Write `ceiling(seen, labels)`. `seen` lists what a reader sees of each program: anything that can be a "
+    "key of a dictionary. `labels` lists the classes. Return the largest share of right answers that any rule can "
+    "reach.",
     hints=(
-        "Programs that look the same get the same answer. Which one is best for them?",
-        "For each thing seen, count the labels; the best answer is the most frequent one.",
+        "Programs that look the same get the same answer. Which answer is best for them?",
+        "Count the labels of everything that looks the same. The best answer is the most frequent label.",
     ),
     code="""
 def ceiling(seen, labels):
@@ -105,15 +111,14 @@ def puzzles() -> tuple[list[Graph], np.ndarray, np.ndarray]:
     """Wirings, their statements in any order that the flow allows; which wiring each has; which ones are judged."""
     names, recipes, graphs = load("wirings")
     rng = np.random.default_rng(6)
-    couples = sorted(set(recipes))
+    couples, kinds = sorted(set(recipes)), sorted(set(names))
     judged = set(rng.choice(couples, len(couples) // 3, replace=False).tolist())
-    kinds = sorted(set(names))
     wiring = np.array([kinds.index(name) for name in names])
     return [reordered(one, rng) for one in graphs], wiring, np.array([recipe in judged for recipe in recipes])
 
 
 def told(answer: Any) -> float:
-    """The share of judged programs told rightly from bags of the answer's words, by least squares on the others."""
+    """The share of judged programs that least squares on counts of the answer's words gets right."""
     graphs, wiring, judged = puzzles()
     bags, places = [], {}
     for one in graphs:
@@ -131,32 +136,31 @@ def told(answer: Any) -> float:
 
 def _words(answer: Any) -> str | None:
     found = told(answer)
-    if found < NEEDED:
-        return f"with your words {found:.0%} of the couples held out are told rightly; {NEEDED:.0%} are asked for."
-    return None
+    return None if found >= NEEDED else f"your words get {found:.0%} right; {NEEDED:.0%} are asked for."
 
 
 words = Exercise(
     id="code_as_data-words",
     answer="words",
-    question="**Open.** Write `words(statements, edges)`: from the statements of a program (a list of texts) and its "
-    "data edges (n, 2), return a list of words, any texts you like. A plain linear model on counts of your words then "
-    "tells the three wirings apart; it is judged on couples of operations that it was not given, the statements of all "
-    "programs in random order. At least 90 % must be right. The statements themselves as words come to a third.",
+    question="**Open.** Write `words(statements, edges)`: from the statements of a program (a list of strings) and its "
+    "data edges (n, 2), return a list of words, any strings you like. A *linear* model then counts your words "
+    "and predicts the class, on couples that it was not given. The statements of all programs are in random order. At "
+    "least 90 % must be right.",
     hints=(
-        "A count of statements does not change when wires do. What does?",
-        "A word may say which statements are connected, how deep one lies, or which of them share an argument.",
+        "A count of statements does not change when the wires do. What does?",
+        "A word may say which two statements a wire joins, or how many statements come before one.",
     ),
     code="""
 def words(statements, edges):
     before = {i: set() for i in range(len(statements))}
     for a, b in edges.tolist():
-        before[b] |= {a} | before[a]                 # all that it needs, however far back
-    return [f"{statements[a]} before {len(before[a])}" for a in before] + [
-        f"{statements[a]} meets {len(edges[edges[:, 0] == a])}" for a in before]
+        before[b] |= {a} | before[a]  # all that it needs, however far back
+    return [f"{statements[i]} after {len(before[i])}" for i in before] + [
+        f"{statements[a]} > {statements[b]}" for a, b in edges.tolist()
+    ]
 """,
     wrong=_words,
-    right="you have written by hand what the network along the flow learns: words for wires.",
+    right="you have written by hand what the network along the wires learns.",
 )
 
-__all__ = ["Exercise", "ceiling", "contexts", "puzzles", "told", "words"]
+__all__ = ["Exercise", "ceiling", "puzzles", "told", "wires", "words"]

@@ -69,8 +69,9 @@ def _group(x: Array, axis_name: str, groups: Groups, op: Op | None = None, root:
     if not hasattr(x, "shape"):
         several = "jax.tree.map takes several one by one, jax.flatten_util.ravel_pytree joins them, of mixed shapes too"
         raise TypeError(f"A collective takes one array, not a {type(x).__name__}: {several}.")
-    if op and (made := jax.eval_shape(op, x, x)).shape != x.shape:
-        raise ValueError(f"op must combine two arrays of shape {x.shape} into one, not into shape {made.shape}.")
+    if op and ((made := jax.eval_shape(op, x, x)).shape, made.dtype) != (x.shape, x.dtype):
+        wanted, found = (f"{a.dtype}{list(a.shape)}" for a in (x, made))
+        raise ValueError(f"op must combine two arrays {wanted} into one like them, not into {found}.")
     worker, workers = lax.axis_index(axis_name), lax.axis_size(axis_name)
     groups = [range(workers)] if groups is None else groups
     members = [member for group in groups for member in group]
@@ -252,9 +253,11 @@ def all_reduce(
 
     Where the number of workers is no power of two, butterfly and rabenseifner let those beyond it hand over their x
     first and get the result last. The group size is the square root of their number, or a little less, unless given.
-    Raises ValueError for an unknown algorithm and for workers that it cannot serve.
+    Raises ValueError for an unknown algorithm or option and for workers that it cannot serve.
     """
     checks.known("algorithm", algorithm, ALGORITHMS)
+    for option in options:
+        checks.known(f"option of {algorithm!r}", option, OPTIONS.get(algorithm, ()))
     group = _group(x, axis_name, groups, op)
     return _ALL_REDUCE[algorithm](x, group, op, **options) if group.size > 1 else x
 
@@ -381,6 +384,20 @@ _ALL_REDUCE: dict[str, Callable[..., Array]] = {
     "rabenseifner": _rabenseifner, "torus": _torus, "hierarchical": _hierarchical, "double_tree": _double_tree,
 }  # fmt: skip
 ALGORITHMS = tuple(_ALL_REDUCE)
+OPTIONS = {"hierarchical": ("group_size",), "double_tree": ("chunks",)}
+
+
+def circulant(x: Array, axis_name: str, op: Op = jnp.add, groups: Groups = None) -> Array:
+    """An all-reduce with the ring's bytes in 2⌈log₂ P⌉ rounds, for any number of workers (after Bruck et al. 1997).
+
+    It is Bruck's all-gather, and before it the same backwards: chunk i of `mine` is for the worker i further on.
+    """
+    group = _group(x, axis_name, groups, op)
+    mine = _chunked(x, group.size)[(jnp.arange(group.size) + group.position) % group.size]
+    for d in reversed(_doublings(group.size)):
+        count = min(d, group.size - d)
+        mine = jnp.concatenate([op(mine[:count], group.shift(mine[d : d + count], d)), mine[count:d]])
+    return _whole(all_gather(mine[0], axis_name, "bruck", groups), x)
 
 
 # What the program does
@@ -399,7 +416,12 @@ def schedule(
 
 
 def operation(collective: str, algorithm: str | None = None, **options: Any) -> Callable[[Array], Array]:
-    """A collective operation as a function of a worker's x, on the axis "workers". Raises ValueError if unknown."""
+    """A collective operation as a function of a worker's x, on the axis "workers". Raises ValueError if unknown.
+
+    The all-reduce "circulant" is a function of its own.
+    """
+    if (collective, algorithm) == ("all_reduce", "circulant"):
+        return functools.partial(circulant, axis_name="workers", **options)
     f = COLLECTIVES[checks.known("collective", collective, COLLECTIVES)]
     options |= {} if algorithm is None else {"algorithm": algorithm}
     return functools.partial(f, axis_name="workers", **options)

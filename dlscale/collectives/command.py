@@ -1,4 +1,4 @@
-"""The command `python -m dlscale measure`: a table of measurements as they are made, and CSV and plot of them."""
+"""The command `python -m dlscale measure`: a table of measurements as they are made, and CSV of them."""
 
 import argparse
 import contextlib
@@ -11,23 +11,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from dlscale.collectives import measuring
 from dlscale.collectives.measuring import Entry, Measurements, Row
-from dlscale.lab import checks, devices
+from dlscale.lab import devices
 from dlscale.lab.processes import PeerLost
 
 ABOUT = """Time collective operations among workers and check their results, as nccl-tests and the OSU micro-benchmarks
 do. Workers are emulated devices of this process (which say nothing about a network), processes of this machine
 (--processes), or the processes that srun, mpirun or Kubernetes started with this very command."""
-DETAILS = """The defaults (8, 64, 512, … bytes up to 2M) take about half a minute on a laptop. Sizes are in bytes, K, M
-or G (of 1,024 each). Bandwidths are those of nccl-tests, of the median time; the CSV has seconds and bytes per second.
-Where the launcher does not name the machine of process 0, set DLSCALE_COORDINATOR=HOST:PORT for all processes; without
-a launcher also DLSCALE_PROCESSES, their number, and DLSCALE_PROCESS, from 0 on. Exit status: 0, or 1 if a result is
-wrong or a process was lost, 2 for impossible options."""
+DETAILS = """Example: python -m dlscale measure --processes 4 --max 1M --csv rows.csv. The defaults (8, 64, 512, …
+bytes up to 2M) take about half a minute on a laptop. Sizes are in bytes, K, M or G (of 1,024 each). Bandwidths are
+those of nccl-tests, of the median time; the CSV has seconds and bytes per second. Where the launcher does not name
+the machine of process 0, set DLSCALE_COORDINATOR=HOST:PORT for all processes; without a launcher also
+DLSCALE_PROCESSES, their number, and DLSCALE_PROCESS, from 0 on. Exit status: 0, or 1 if a result is wrong or a
+process was lost, 2 for impossible options."""
 EMULATED = "Emulated devices share this processor and its memory: these times say nothing about a network."
 HEADINGS = ("collective", "algorithm", "size", "fastest [µs]", "median [µs]", "algorithm [MB/s]", "bus [MB/s]", "right")
 LINE = "{:<14}  {:<18}  {:>9}  {:>12}  {:>12}  {:>16}  {:>11}  {:>5}"
@@ -54,7 +53,6 @@ def options() -> argparse.ArgumentParser:
     where.add_argument("--devices", type=int, metavar="N", help="emulated devices (default: 8, or accelerators)")
     where.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine")
     add("--csv", "write the rows to this file, each as soon as it is there", type=Path, metavar="FILE")
-    add("--plot", "draw time against size, for example to times.png", type=Path, metavar="FILE")
     add("--timeout", "without a new row, after which a group is given up", 120, type=float, metavar="SECONDS")
     return parser
 
@@ -63,17 +61,14 @@ def start(chosen: argparse.Namespace) -> tuple[Measurements, Iterator[Entry]]:
     """What is to be measured, and its entries as they come. Raises ValueError for impossible options."""
     sizes = measuring.sizes(*map(measuring.parse_size, (chosen.min, chosen.max)), chosen.factor)
     what = Measurements(chosen.collectives, chosen.algorithms, sizes, chosen.repeats, chosen.warmup, chosen.dtype)
-    for path in filter(None, (chosen.csv, chosen.plot)):
-        if not path.absolute().parent.is_dir():
-            raise ValueError(f"There is no folder {path.absolute().parent} for {path.name}.")
-    if chosen.plot:
-        checks.known("kind of picture", chosen.plot.suffix[1:].lower(), FigureCanvasBase.get_supported_filetypes())
+    if chosen.csv and not chosen.csv.absolute().parent.is_dir():
+        raise ValueError(f"There is no folder {chosen.csv.absolute().parent} for {chosen.csv.name}.")
     if chosen.processes is None and (chosen.devices is not None or not measuring.launched()):
         return what, measuring.alone(what, chosen.devices)
     return what, measuring.group(what, chosen.processes, chosen.timeout)
 
 
-def report(what: Measurements, entries: Iterator[Entry], table: Path | None, plot: Path | None) -> list[Row]:
+def report(what: Measurements, entries: Iterator[Entry], table: Path | None) -> list[Row]:
     """Print each row under its heading as soon as it is there, in the first process, and write it to the files."""
     workers, rows, left_out = next(entries), [], set()
     if workers.process > 0:
@@ -81,46 +76,26 @@ def report(what: Measurements, entries: Iterator[Entry], table: Path | None, plo
     warning = f"\n{EMULATED}" * (workers.kind == measuring.DEVICES)
     title = f"{workers.count} workers ({workers.kind}), {what.dtype}{warning}"
     bar = tqdm(total=len(what.entries(workers.count)), unit="row", leave=False, disable=None)
-    try:
-        # by lines: a run that is cut off keeps what it has
-        with bar, (table or Path(os.devnull)).open("w", buffering=1, encoding="utf-8", newline="") as file:
-            write = csv.writer(file).writerow
-            write((*Row._fields, "algorithm_bandwidth", "bus_bandwidth"))
-            print(title, heading := LINE.format(*HEADINGS), "-" * len(heading), sep="\n", flush=True)
-            for entry in entries:
-                bar.clear()
-                if isinstance(entry, Row):
-                    rows.append(entry)
-                    bandwidths = (entry.algorithm_bandwidth, entry.bus_bandwidth)
-                    write((*entry, *bandwidths))
-                    times = (f"{seconds * 1e6:.1f}" for seconds in (entry.fastest, entry.median))
-                    rates = (f"{rate / 1e6:.3f}" for rate in bandwidths)
-                    size, right = measuring.show_size(entry.bytes), "yes" if entry.right else "NO"
-                    print(LINE.format(*entry[:2], size, *times, *rates, right), flush=True)
-                elif entry not in left_out:
-                    left_out.add(entry)
-                    print(entry, flush=True)
-                bar.update()
-    finally:
-        if plot and rows:
-            draw(rows, title).savefig(plot)
+    # by lines: a run that is cut off keeps what it has
+    with bar, (table or Path(os.devnull)).open("w", buffering=1, encoding="utf-8", newline="") as file:
+        write = csv.writer(file).writerow
+        write((*Row._fields, "algorithm_bandwidth", "bus_bandwidth"))
+        print(title, heading := LINE.format(*HEADINGS), "-" * len(heading), sep="\n", flush=True)
+        for entry in entries:
+            bar.clear()
+            if isinstance(entry, Row):
+                rows.append(entry)
+                bandwidths = (entry.algorithm_bandwidth, entry.bus_bandwidth)
+                write((*entry, *bandwidths))
+                times = (f"{seconds * 1e6:.1f}" for seconds in (entry.fastest, entry.median))
+                rates = (f"{rate / 1e6:.3f}" for rate in bandwidths)
+                size, right = measuring.show_size(entry.bytes), "yes" if entry.right else "NO"
+                print(LINE.format(*entry[:2], size, *times, *rates, right), flush=True)
+            elif entry not in left_out:
+                left_out.add(entry)
+                print(entry, flush=True)
+            bar.update()
     return rows
-
-
-def draw(rows: Sequence[Row], title: str) -> Figure:
-    """Median time against size, both logarithmic: a panel for each collective, a line for each algorithm."""
-    collectives = dict.fromkeys(row.collective for row in rows)
-    figure = Figure(figsize=(8, 1 + 4 * len(collectives)), dpi=120, layout="constrained")
-    figure.suptitle(title, fontsize="medium")
-    panels = figure.subplots(len(collectives), squeeze=False)[:, 0]
-    for panel, collective in zip(panels, collectives, strict=True):
-        chosen = [row for row in rows if row.collective == collective]
-        for algorithm in dict.fromkeys(row.algorithm for row in chosen):
-            points = [(row.bytes, row.median) for row in chosen if row.algorithm == algorithm]
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=algorithm)
-        panel.set(title=collective, xlabel="size [bytes]", ylabel="median time [s]", xscale="log", yscale="log")
-        panel.legend()
-    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         what, entries = start(chosen)
         with contextlib.closing(entries):
-            rows = report(what, entries, chosen.csv, chosen.plot)
+            rows = report(what, entries, chosen.csv)
     except (ValueError, OSError, devices.DeviceError) as error:
         parser.error(str(error))
     except (PeerLost, jax.errors.JaxRuntimeError) as error:

@@ -1,8 +1,8 @@
 """Workers that need not agree: who has read which weights when, and what training makes of it.
 
 `timeline` simulates who computes when, which weights each gradient has seen and when it is applied. `train` replays
-exactly that order as a compiled program: learning hangs on the order alone, time on the simulation alone, and neither
-on the machine. `dlscale.consistency.measuring` has real processes on shared memory.
+exactly that order as a compiled program: learning depends on the order alone, time on the simulation alone, and neither
+on the machine.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dlscale.lab.train import History, Run
 # What a policy exchanges with: the server, which serves one worker at a time; all others, who wait for each other; one
 # other worker; nobody. In the first three all have the same weights, in the others each worker has its own.
 SHARED = {"synchronous": "all", "stale-synchronous": "server", "asynchronous": "server"}
-OWN = {"Downpour": "server", "elastic": "server", "elastic, synchronous": "all", "averaging": "all", "gossip": "pair"}
-OWN |= {"ensemble": "nobody"}
+OWN = {"Downpour": "server", "elastic": "server", "averaging": "all", "gossip": "pair", "ensemble": "nobody"}
 POLICIES = SHARED | OWN
 
+LOSS = training.LOSSES["cross_entropy"]
 FEWEST_VERSIONS = FEWEST_MATRICES = 64  # kept at least: timelines with few of them share a compiled program
 
 
@@ -99,9 +99,8 @@ def timeline(
     every: int = 1,
     push: int | None = None,
     elasticity: float | None = None,
-    graph: str | np.ndarray = "ring",
+    graph: str = "ring",
     wire: Wire = IDEAL,
-    seed: int = 0,
 ) -> Timeline:
     """Simulate so many gradients of workers whose k-th one takes times[worker, k] seconds (again from 0 at the end).
 
@@ -110,14 +109,14 @@ def timeline(
     - "Downpour": own weights, `every` so many gradients replaced by the server's (n_fetch); what they have gained goes
       there each `push` gradients (n_push, else as often);
     - "elastic": `every` so many gradients, own weights and the server's are drawn to each other by the share
-      `elasticity` (0.9 / workers); "elastic, synchronous": all at once;
+      `elasticity` (0.9 / workers);
     - "averaging": `every` so many gradients, all take the mean of all;
-    - "gossip": after each gradient, the mean with a neighbour, in turn, on a `graph`: "ring", "exponential" (1, 2, 4, …
-      places ahead), "random" (any, drawn) or a (workers, workers) matrix of truth values;
+    - "gossip": after each gradient, the mean with a neighbour, in turn, on a `graph`: "ring" or "exponential" (1, 2, 4,
+      … places ahead);
     - "ensemble": never.
 
     A single worker exchanges nothing. Raises ValueError for a policy that would wait for ever: an infinite time is that
-    of a worker that is dead; for times below zero, a bound below zero, and a graph that is not connected.
+    of a worker that is dead; for times below zero, a bound below zero, and an unknown graph.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
     times = _times(times)
@@ -130,7 +129,7 @@ def timeline(
         raise ValueError(f"{policy!r} exchanges after every gradient: leave out every={every}.")
     for name, seconds in zip(wire._fields, wire, strict=True):
         checks.finite(name, seconds)
-    mix = _Mixing(policy, workers, elasticity, graph, seed)
+    mix = _Mixing(policy, workers, elasticity, graph)
 
     def may_start(worker: int) -> bool:
         if exchange == "all" and workers > 1:
@@ -183,13 +182,12 @@ def _times(times: np.ndarray) -> np.ndarray:
 class _Mixing:
     """The matrices that mix the slots: workers first, a server's weights, and what each worker has already pushed."""
 
-    def __init__(self, policy: str, workers: int, elasticity: float | None, graph: Any, seed: int) -> None:
-        self.policy, self.workers, self.rng = policy, workers, np.random.default_rng(seed)
+    def __init__(self, policy: str, workers: int, elasticity: float | None, graph: str) -> None:
+        self.policy, self.workers = policy, workers
         self.elasticity = checks.finite("elasticity", 0.9 / workers if elasticity is None else elasticity)
         if self.elasticity * workers > 1:
             raise ValueError(f"elasticity must be at most 1 / workers, not {elasticity}: the server would overshoot.")
         self.slots = 2 * workers + 1 if policy == "Downpour" else workers + 1
-        self.random = isinstance(graph, str) and graph == "random"
         self.neighbours = neighbours(graph, workers) if policy == "gossip" else []
         self.numbers: dict[tuple, int] = {}
         self.matrices = [np.eye(self.slots)]
@@ -200,8 +198,7 @@ class _Mixing:
             return 0
         key: tuple = (i, pushes, fetches)
         if self.policy == "gossip":
-            near = self.neighbours[i]
-            j = near[self.rng.integers(len(near)) if self.random else (step - 1) % len(near)]
+            j = self.neighbours[i][(step - 1) % len(self.neighbours[i])]
             key = (min(i, j), max(i, j))
         elif POLICIES[self.policy] == "all":
             key = ()
@@ -224,9 +221,9 @@ class _Mixing:
             if fetches:  # what is not yet pushed is kept apart: own weights less what was pushed
                 new[pushed], new[i] = new[centre] - (new[i] - new[pushed]), new[centre]
         else:
-            for i in key[:1] or range(self.workers):
-                new[i] += a * (old[centre] - old[i])
-                new[centre] += a * (old[i] - old[centre])
+            i = key[0]
+            new[i] += a * (old[centre] - old[i])
+            new[centre] += a * (old[i] - old[centre])
         return new
 
     def stacked(self) -> np.ndarray:
@@ -236,29 +233,20 @@ class _Mixing:
 
     def judged(self) -> np.ndarray:
         parts, centre = np.zeros(self.slots, np.float32), self.workers
-        if self.workers > 1 and self.policy in ("Downpour", "elastic", "elastic, synchronous"):
+        if self.workers > 1 and self.policy in ("Downpour", "elastic"):
             parts[centre] = 1
         else:
             parts[:centre] = 1 / self.workers
         return parts
 
 
-def neighbours(graph: str | np.ndarray, workers: int) -> list[list[int]]:
-    """Whom each worker asks, in turn. Raises ValueError for unknown names, and where not all can hear of all."""
-    if isinstance(graph, str):
-        ahead = {
-            "ring": [1, workers - 1],
-            "exponential": [2**k for k in range((workers - 1).bit_length())],
-            "random": range(1, workers),
-        }[checks.known("graph", graph, ("ring", "exponential", "random"))]
-        return [[(i + d) % workers for d in dict.fromkeys(ahead) if d % workers] for i in range(workers)]
-    if np.shape(graph) != (workers, workers):
-        raise ValueError(f"A graph of {workers} workers is a ({workers}, {workers}) matrix, not {np.shape(graph)}.")
-    links = np.asarray(graph, bool) & ~np.eye(workers, dtype=bool)
-    reached = np.linalg.matrix_power((links | links.T | np.eye(workers, dtype=bool)).astype(float), workers) > 0
-    if not reached.all() or (workers > 1 and not links.any(1).all()):
-        raise ValueError("The graph is not connected: some workers would never hear of some others.")
-    return [np.flatnonzero(row).tolist() for row in links]
+def neighbours(graph: str, workers: int) -> list[list[int]]:
+    """Whom each worker asks, in turn. Raises ValueError for unknown names."""
+    ahead = {
+        "ring": [1, workers - 1],
+        "exponential": [2**k for k in range((workers - 1).bit_length())],
+    }[checks.known("graph", graph, ("ring", "exponential"))]
+    return [[(i + d) % workers for d in dict.fromkeys(ahead) if d % workers] for i in range(workers)]
 
 
 # Replay
@@ -275,15 +263,16 @@ def train(
     scales: np.ndarray | None = None,
     seed: int = 0,
     every: int | None = None,
-    loss: str = "cross_entropy",
+    averaged: int = 1,
 ) -> Run:
     """Train `model` with the gradients of a timeline, in its order; the k-th is of the k-th batch of `train.fit`.
 
     Tested each `every` gradients (else at the end): the server's weights, the mean of the workers' where there is none,
-    and of an ensemble the mean of their predictions. `scales` (gradients,) multiply the learning rate; `momentum` is
-    the server's. Without staleness this is `train.fit`, bit for bit (with momentum up to rounding), and so is a single
-    worker of any policy. A run that diverges goes on to its end: see `Run.diverged_at`. Timelines with equally many
-    gradients, workers and kept versions share a compiled program.
+    and of an ensemble the mean of their predictions. The weights that are tested and returned are the mean of those
+    after each of the last `averaged` gradients, for every policy alike. `scales` (gradients,) multiply the learning
+    rate; `momentum` is the server's. Without staleness this is `train.fit`, bit for bit (with momentum up to rounding),
+    and so is a single worker of any policy. A run that diverges goes on to its end: see `Run.diverged_at`. Timelines
+    with equally many gradients, workers and kept versions share a compiled program.
     """
     count, gradients = len(dataset.x_train), len(timeline.worker)
     each = count // checks.whole("batch_size", batch_size, high=count)
@@ -293,7 +282,12 @@ def train(
     ensemble = timeline.policy == "ensemble" and timeline.workers > 1
     first = np.asarray(_draw(model, np.uint32(seed), timeline.workers if ensemble else 1))
     examples, tests = jax.device_put(((dataset.x_train, dataset.y_train), (dataset.x_test, dataset.y_test)))
-    loss_of = training.LOSSES[checks.known("loss", loss, training.LOSSES)]
+    every = gradients if every is None else checks.whole("every", every, high=gradients)
+    checks.whole("averaged", averaged, high=every)
+    if averaged > 1 and gradients % every:
+        raise ValueError(f"With averaged weights, every must divide the {gradients} gradients, and {every} does not.")
+    # of the sum of the weights: it starts again where the last ones before a look begin
+    events["kept"] = (np.arange(gradients) % every != every - averaged) & (averaged > 1)
     if timeline.policy in SHARED:
         kept = -(-(timeline.staleness.max() + 2) // FEWEST_VERSIONS) * FEWEST_VERSIONS
         share = 1 / timeline.workers if timeline.policy == "synchronous" else 1.0
@@ -301,23 +295,23 @@ def train(
         events |= {"next": (timeline.version + timeline.update) % kept}
         events |= {"share": np.float32(share) * np.ones(gradients, np.float32) if scales is None else share * scales}
         ring = np.repeat(first, kept, 0)
-        state = (first[0], first[0], ring, *np.zeros_like(ring[:2]))
-        step, given, parts = _shared(model, loss_of), (rate, momentum), None
+        state = (np.zeros_like(first), first[0], first[0], ring, *np.zeros_like(ring[:2]))
+        step, given = _shared(model), (rate, momentum)
     else:
         if momentum or scales is not None:
             raise ValueError(f"{timeline.policy!r} has no momentum and no scales: each worker has its own weights.")
         events |= {"worker": timeline.worker, "next": np.roll(timeline.worker, -1), "mixing": timeline.mixing}
         slots = np.repeat(first[:1], len(timeline.judged), 0)
         slots[: len(first)] = first
-        step, given = _own(model, loss_of, timeline.policy == "gossip"), (rate, timeline.matrices)
-        state, parts = (slots[timeline.worker[0]], slots, slots.copy()), None if ensemble else timeline.judged
-    events = {name: np.asarray(a, np.float32 if name == "share" else bool if name == "update" else np.int32)
-              for name, a in events.items()}  # fmt: skip
-    weights = lambda state: _weights(state, parts, timeline.workers, timeline.policy in SHARED)  # noqa: E731
-    look = lambda state: _test(model, loss_of, weights(state), *tests)  # noqa: E731
+        parts = np.eye(*slots.shape[:1], dtype=np.float32)[: len(first)] if ensemble else timeline.judged[None]
+        step, given = _own(model, timeline.policy == "gossip"), (rate, timeline.matrices, parts)
+        state = (np.zeros((len(parts), first.shape[1]), np.float32), slots[timeline.worker[0]], slots, slots.copy())
+    kinds = {"share": np.float32, "kept": np.float32, "update": bool}
+    events = {name: np.asarray(a, kinds.get(name, np.int32)) for name, a in events.items()}
+    look = lambda state: _test(model, state[0] / averaged, *tests)  # noqa: E731
     given = (*given, *examples)
     state, noted, looks = training.run(step, state, events, *given, look=look, every=every, progress=False)
-    found = [_unravel(model)(row) for row in np.asarray(weights(state))]
+    found = [_unravel(model)(row) for row in np.asarray(state[0]) / np.float32(averaged)]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *found) if ensemble else found[0]
     return Run(params, History(*noted, *looks))
 
@@ -345,13 +339,13 @@ def _unravel(model: Model) -> Callable[[Array], Params]:
 
 
 @functools.cache
-def _gradient(model: Model, loss: Callable) -> Callable[..., tuple]:
+def _gradient(model: Model) -> Callable[..., tuple]:
     """((loss, accuracy), gradient) of a batch, of flat weights."""
     unravel = _unravel(model)
 
     def batch_loss(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
         logits = model.apply(params, x)
-        return loss(logits, y).mean(), (logits.argmax(-1) == y).mean()
+        return LOSS(logits, y).mean(), (logits.argmax(-1) == y).mean()
 
     def gradient(flat: Array, x: Array, y: Array) -> tuple:
         noted, found = jax.value_and_grad(batch_loss, has_aux=True)(unravel(flat), x, y)
@@ -361,12 +355,12 @@ def _gradient(model: Model, loss: Callable) -> Callable[..., tuple]:
 
 
 @functools.cache  # one function, so that what was compiled for it is found again
-def _shared(model: Model, loss: Callable) -> Callable[..., tuple]:
+def _shared(model: Model) -> Callable[..., tuple]:
     """A gradient where all share the weights: the last versions are kept, each in its place of a ring."""
-    gradient = _gradient(model, loss)
+    gradient = _gradient(model)
 
     def step(state: tuple, event: dict[str, Array], rate: Array, momentum: Array, x: Array, y: Array) -> tuple:
-        weights, old, ring, total, velocity = state
+        summed, weights, old, ring, total, velocity = state
         noted, found = gradient(old, x[event["rows"]], y[event["rows"]])
         total, update = total + event["share"] * found, event["update"]
         faster = momentum * velocity + total
@@ -374,41 +368,37 @@ def _shared(model: Model, loss: Callable) -> Callable[..., tuple]:
         total, velocity = jnp.where(update, 0.0, total), jnp.where(update, faster, velocity)
         # written first, then read for the next gradient: the other way round, XLA copies the ring at every step
         ring = lax.dynamic_update_index_in_dim(ring, weights, event["next"], 0)
-        return (weights, ring[event["read_next"]], ring, total, velocity), noted
+        summed = event["kept"] * summed + weights
+        return (summed, weights, ring[event["read_next"]], ring, total, velocity), noted
 
     return step
 
 
 @functools.cache
-def _own(model: Model, loss: Callable, in_between: bool) -> Callable[..., tuple]:
+def _own(model: Model, in_between: bool) -> Callable[..., tuple]:
     """A gradient where each has weights of its own; with `in_between`, others change them while it is computed."""
-    gradient = _gradient(model, loss)
+    gradient = _gradient(model)
 
-    def step(state: tuple, event: dict[str, Array], rate: Array, matrices: Array, x: Array, y: Array) -> tuple:
-        old, slots, read = state
+    def step(
+        state: tuple, event: dict[str, Array], rate: Array, matrices: Array, parts: Array, x: Array, y: Array
+    ) -> tuple:
+        summed, old, slots, read = state
         i, mixing = event["worker"], event["mixing"]
         noted, found = gradient(old, x[event["rows"]], y[event["rows"]])
         slots = slots.at[i].add(-rate * found)
         slots = lax.cond(mixing > 0, lambda: matrices[mixing] @ slots, lambda: slots)
         read = read.at[i].set(slots[i]) if in_between else read
-        return ((read if in_between else slots)[event["next"]], slots, read), noted
+        summed = event["kept"] * summed + parts @ slots
+        return (summed, (read if in_between else slots)[event["next"]], slots, read), noted
 
     return step
 
 
-def _weights(state: tuple, parts: np.ndarray | None, workers: int, shared: bool) -> np.ndarray:
-    """(1, numbers) the weights that are judged, or all members of an ensemble."""
-    if shared:
-        return np.asarray(state[0])[None]
-    slots = np.asarray(state[1])
-    return slots[:workers] if parts is None else parts[None] @ slots
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _test(model: Model, loss: Callable, weights: Array, x: Array, y: Array) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=0)
+def _test(model: Model, weights: Array, x: Array, y: Array) -> tuple[Array, Array]:
     """Loss and accuracy of the members' mean prediction."""
     unravel = _unravel(model)
     if len(weights) == 1:
-        return training.evaluate(model, unravel(weights[0]), x, y, loss)
+        return training.evaluate(model, unravel(weights[0]), x, y, LOSS)
     chances = jax.vmap(lambda flat: jax.nn.softmax(model.apply(unravel(flat), x)))(weights).mean(0)
-    return loss(jnp.log(chances), y).mean(), (chances.argmax(-1) == y).mean()
+    return LOSS(jnp.log(chances), y).mean(), (chances.argmax(-1) == y).mean()

@@ -8,7 +8,7 @@ A room's rules stand in its `claims.toml`, under ids "<room>-<slug>". An entry h
 - `of = "ours"`: a question of the course, not a statement of the source;
 - `scale = false`: if it does not hold, then that is no matter of scale;
 - `history`: rules that it had before, each with `date`, `from`, `to` and `why`;
-- `telling = true`: the README shows it;
+- `telling = true`: docs/CLAIMS.md begins with it;
 - `frozen`, a date, and `record`: since then nothing of what decides it was touched, and the experiment `record` decided
   it, on seeds that no other record used. Without them it is exploratory.
 
@@ -18,6 +18,7 @@ What was decided stands in `data/results/claims.json`, which `make notebooks` wr
 import functools
 import html
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,12 @@ class Claim:
         *_, last = limits = [number(limit) for limit in np.ravel(self.entry["threshold"])]
         low = "±" if self.entry["rule"] == "within" else f"{limits[0]} and " if len(limits) > 1 else ""
         what = "95 % interval" if self.entry.get("chance", True) else "range"
-        rule = f"the whole {what} lies {self.entry['rule']} {low}{last} {self.entry['unit']}"
+        unit = (
+            re.sub(r"^(point|doubling|decade)s$", r"\1", self.entry["unit"])
+            if last in ("1", "−1")
+            else self.entry["unit"]
+        )
+        rule = f"the whole {what} lies {self.entry['rule']} {low}{last} {unit}"
         given = [text for text in (self.entry["source"], self.entry["source_figure"]) if text not in NOTHING]
         return [
             f"Measure: {self.entry['measure']}.",

@@ -39,7 +39,6 @@ class Notebook(NamedTuple):
     available: bool = True
     minutes: int | None = None
     seconds: int | None = None
-    edition: int = 2
     further: Further | None = None
 
     @property
@@ -81,10 +80,14 @@ def paths(folder: Path) -> list[Path]:
 
 
 def course_map(folder: str = "") -> Markdown:
-    """A table of the notebooks; links to the available ones begin with `folder`, for example "notebooks/"."""
+    """A table of the subjects; links to the available ones begin with `folder`, for example "notebooks/".
+
+    A question stands there only where the title asks none.
+    """
     rows = []
     for book in contents():
         links = [f"[{title}]({folder}{file})" for title, file in book.files.items()] if book.available else [book.title]
-        times = [f"{one.minutes} min, {one.seconds} s" for one in (book, book.further) if one and one.minutes]
-        rows.append([book.file[:2], "<br>".join(links), book.question, "<br>".join(times) or "in preparation"])
-    return markdown_table(("", "Notebook", "Question", "Reading, machine"), rows)
+        links[0] += "" if "?" in book.title else f"<br>{book.question}"
+        times = [str(one.minutes) for one in (book, book.further) if one and one.minutes] or ["in preparation"]
+        rows.append([book.file[:2], links[0], times[0], *(links[1:] or [""]), *(times[1:] or [""])])
+    return markdown_table(("No.", "Lesson", "Minutes", "Further notebook", "Minutes"), rows)

@@ -4,14 +4,14 @@ An experiment "<room>-<name>" is an instance of `Experiment` in the room's modul
 `data/results/<id>.json`. `python -m dlscale run` lists them, `… ID` runs one and renews its record.
 """
 
-import contextlib
 import hashlib
 import json
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -100,9 +100,13 @@ class Record:
 def fingerprint(chosen: Experiment) -> str:
     """Changes with the code that the trials and their plan depend on, in any module of the package, and with the data.
 
-    Comments, docstrings, layout and what they do not use may change. Raises ValueError where that cannot be told.
+    Comments, docstrings, layout and what they do not use may change. Raises ValueError where that cannot be told,
+    FileNotFoundError where the list of the data's sums is missing.
     """
-    sums = (data.data_folder() / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    path = data.data_folder() / "SHA256SUMS"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing. `git checkout data/{path.name}` restores it.")
+    sums = path.read_text(encoding="utf-8").splitlines()
     return sources.digest([sources.of(chosen.trial, chosen.plan), *(line for line in sums if line.endswith(".npz"))])
 
 
@@ -188,7 +192,8 @@ def execute(
     """Run an experiment, one trial a core, and write its record.
 
     Each trial is kept as soon as it is finished, in a `.part` file beside the record: a run that was interrupted goes
-    on where it stopped, unless code or versions changed. The old record stays until the new one is complete.
+    on where it stopped, unless code or versions changed; damaged lines are told and their trials run again. The old
+    record stays until the new one is complete.
     `tell(done, planned)` hears of each trial, in the thread that ran it; the run ends with what it raises.
     """
     folder = folder or results_folder()
@@ -197,7 +202,7 @@ def execute(
     made = {"id": chosen.id, "source": fingerprint(chosen), "versions": {"python": python_version(), **versions}}
     made |= {"frozen": _frozen(chosen)} if chosen.confirms else {}
     part = folder / f"{chosen.id}.{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}.part"
-    done = {_key(trial.setting): trial for trial in _read_part(part)}
+    done = {_key(trial.setting): trial for trial in _read_part(part, chosen)}
     asked: dict[str, None] = {}
     lock = threading.Lock()
 
@@ -227,11 +232,28 @@ def execute(
     return read(chosen.id, folder)
 
 
-def _read_part(path: Path) -> Iterator[Trial]:
-    """The finished trials; the last line is incomplete if the machine went down while it was written."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            yield _trial(json.loads(line))
+def _read_part(path: Path, chosen: Experiment) -> list[Trial]:
+    """The whole trials of a `.part` file. What else stands there is skipped, with a warning that says how many lines.
+
+    A torn last line, of a machine that went down while it wrote, is ended: the next trial gets a line of its own.
+    """
+    if not path.is_file():
+        return []
+    content, trials, damaged = path.read_bytes(), [], 0
+    if content and not content.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+    for line in content.splitlines():
+        try:
+            trial = _trial(json.loads(line.strip(b"\0")))  # NULs: room that was given, but not written
+            if not isinstance(trial.setting, dict) or trial.measures.keys() != chosen.tolerance.keys():
+                raise ValueError("it is no trial of this experiment")
+            trials.append(trial._replace(seconds=float(trial.seconds)))
+        except Exception:  # whatever damage may look like
+            damaged += 1
+    if damaged:
+        warnings.warn(f"{path} is damaged: lines skipped: {damaged}; whole trials kept: {len(trials)}.", stacklevel=2)
+    return trials
 
 
 class Rerun(NamedTuple):

@@ -9,6 +9,7 @@ wrappers: each takes a compressor and gives one. Sums over workers name an axis,
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -71,17 +72,18 @@ def by_array(
 ) -> Compressor:
     """A compressor from `message = encode(key, x)` and `x = decode(message, like)` of single arrays.
 
-    Its state is where its random numbers have got to; without any it is empty, and `key` is None.
+    Its state is where its random numbers have got to, or empty, with None as `key`. Empty arrays are sent as they are.
     """
 
     def encode_all(key: Any, gradient: Tree) -> tuple[list[Tree], Any]:
         leaves = jax.tree.leaves(gradient)
         key, *keys = jax.random.split(key, len(leaves) + 1) if random else [key] + [None] * len(leaves)
-        return [encode(own, x) for own, x in zip(keys, leaves, strict=True)], key
+        return [encode(own, x) if x.size else x for own, x in zip(keys, leaves, strict=True)], key
 
     def decode_all(message: list[Tree], like: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(like)
-        return structure.unflatten([decode(part, leaf) for part, leaf in zip(message, leaves, strict=True)])
+        parts = zip(message, leaves, strict=True)
+        return structure.unflatten([decode(part, leaf) if leaf.size else part for part, leaf in parts])
 
     return Compressor(lambda gradient, seed=0: jax.random.key(seed) if random else (), encode_all, decode_all)
 
@@ -145,40 +147,27 @@ def one_bit() -> Compressor:
 
 
 @functools.cache
-def sign() -> Compressor:
-    """A sign for each number, and for each array the mean magnitude (Bernstein et al. 2018, with a scale)."""
-
-    def encode(key: None, x: Array) -> Tree:
-        return {"bits": pack((x >= 0).astype(jnp.uint8), 1), "scale": jnp.abs(x).mean()}
-
-    def decode(message: Tree, like: Any) -> Array:
-        return ((2.0 * unpack(message["bits"], like.size) - 1) * message["scale"]).reshape(like.shape)
-
-    return by_array(encode, decode)
-
-
-def vote(decoded: Array) -> Array:
-    """(workers, …) of decoded signs: what most workers say, ±, times the mean magnitude; 0 where they are even."""
-    return jnp.sign(jnp.sign(decoded).sum(0)) * jnp.abs(decoded).mean(0)
-
-
-@functools.cache
-def quantised(levels: int, norm: str = "max", clip: float | None = None, rounding: str = "stochastic") -> Compressor:
+def quantised(levels: int, clip: float | None = None, rounding: str = "stochastic", shrink: bool = False) -> Compressor:
     """Each number as one of `levels` multiples of scale / levels, or their negatives, or 0; and a scale for each array.
 
-    `norm`: the scale is the largest magnitude ("max") or the root of the sum of squares ("two", QSGD: Alistarh et al.
-    2017). `clip`: first cut off at so many standard deviations. `rounding`: "stochastic", to the next level above with
-    the probability that makes it right on average, or "nearest". TernGrad (Wen et al. 2017) is `terngrad`.
+    The scale is the largest magnitude. `clip`: first cut off at so many standard deviations. `rounding`: "stochastic",
+    to the next level above with the probability that makes it right on average (QSGD: Alistarh et al. 2017), or
+    "nearest". `shrink`: divided by 1 + ω, where ω is the variance of this over the squared length: then what a message
+    leaves is on average shorter than what came, ω / (1 + ω) of its square. TernGrad (Wen et al. 2017) is `terngrad`.
     """
     bits = (2 * checks.whole("levels", levels, high=2**15 - 1)).bit_length()  # for 2 · levels + 1 codes
-    checks.known("norm", norm, ("max", "two")), checks.known("rounding", rounding, ("stochastic", "nearest"))
+    checks.known("rounding", rounding, ("stochastic", "nearest"))
 
     def encode(key: Array, x: Array) -> Tree:
         x = x if clip is None else jnp.clip(x, -clip * x.std(), clip * x.std())
-        scale = jnp.abs(x).max() if norm == "max" else jnp.sqrt((x * x).sum())
-        steps = jnp.clip(x / jnp.where(scale > 0, scale, 1) * levels, -levels, levels)
+        scale = jnp.abs(x).max()
+        unit = jnp.where(scale > 2.0**64, 2.0**-64, 1)  # 1 / scale, which XLA multiplies by, may be too small a number
+        steps = jnp.clip(x * unit / jnp.where(scale > 0, scale * unit, 1) * levels, -levels, levels)
+        below = jnp.floor(steps)
         coin = 0.5 if rounding == "nearest" else jax.random.uniform(key, x.shape)
-        codes = jnp.floor(steps) + (coin < steps - jnp.floor(steps)) + levels
+        codes = below + (coin < steps - below) + levels
+        variance, square = ((steps - below) * (1 - steps + below)).sum(), (steps * steps).sum()
+        scale = scale * square / jnp.maximum(square + variance, 1e-30) if shrink else scale
         return {"codes": pack(codes.astype(f"uint{8 if bits <= 8 else 16}"), bits), "scale": scale}
 
     def decode(message: Tree, like: Any) -> Array:
@@ -190,7 +179,7 @@ def quantised(levels: int, norm: str = "max", clip: float | None = None, roundin
 
 def terngrad(clip: float | None = 2.5) -> Compressor:
     """−1, 0 or 1 times the largest magnitude of an array, after clipping, right on average (Wen et al. 2017)."""
-    return quantised(1, "max", clip)
+    return quantised(1, clip)
 
 
 # Few entries
@@ -268,45 +257,14 @@ def warm_up(share: float, first: float, steps: int) -> Compressor:
 
     def encode(step: Array, gradient: Tree) -> tuple[list[Sparse], Array]:
         now = first * (share / first) ** jnp.minimum(step / steps, 1.0)
-        leaves = [x.ravel() for x in jax.tree.leaves(gradient)]
-        ks = [jnp.clip(jnp.round(now * x.size), 1, x.size).astype(jnp.int32) for x in leaves]
-        lists = [_listed(x, where_largest(x, k), count(first, x.size)) for x, k in zip(leaves, ks, strict=True)]
-        return lists, step + 1
+
+        def one(x: Array) -> Sparse:
+            k = jnp.clip(jnp.round(now * x.size), 1, x.size).astype(jnp.int32)
+            return _listed(x, where_largest(x, k), count(first, x.size))
+
+        return [one(x.ravel()) if x.size else x for x in jax.tree.leaves(gradient)], step + 1
 
     return top_k(share)._replace(init=lambda gradient, seed=0: jnp.int32(0), encode=encode)
-
-
-@functools.cache
-def threshold(limit: float) -> Compressor:
-    """The entries of magnitude `limit` or more. How many travel, only the numbers tell."""
-    checks.finite("limit", limit)
-
-    def encode(key: None, x: Array) -> Sparse:
-        return _listed(x.ravel(), ~(jnp.abs(x.ravel()) < limit), x.size)  # NaN, too
-
-    return by_array(encode, _decode_entries)
-
-
-@functools.cache
-def random_k(share: float, unbiased: bool = True) -> Compressor:
-    """Of each array this share of its entries, drawn at random: values, and the key from which indices are drawn again.
-
-    `unbiased`: multiplied by n / k, to be right on average. With error feedback they must stay as they are.
-    """
-    count(share, 1)
-
-    def places(key: Array, size: int) -> Array:
-        return largest(jax.random.uniform(key, (size,)), count(share, size)).indices
-
-    def encode(key: Array, x: Array) -> Tree:
-        factor = x.size / count(share, x.size) if unbiased else 1.0
-        return {"key": jax.random.key_data(key), "values": factor * x.ravel()[places(key, x.size)]}
-
-    def decode(message: Tree, like: Any) -> Array:
-        found = places(jax.random.wrap_key_data(message["key"]), like.size)
-        return _decode_entries(Sparse(found, message["values"]), like)
-
-    return by_array(encode, decode, random=True)
 
 
 # Factors
@@ -317,7 +275,8 @@ def low_rank(rank: int, axis_name: str | None = None) -> Compressor:
     """A matrix as a product of two, of `rank` columns, by one step of power iteration from the step before.
 
     PowerSGD (Vogels et al. 2019). With an axis of workers both factors are means over them, two all-reduces, so that
-    all have the same message. Arrays of one axis are sent whole.
+    all have the same message. Arrays of one axis are sent whole. What comes back is a projection: never further from
+    the matrix than zero is. A matrix of at most this rank comes back as it was, at the latest in the second step.
     """
     checks.whole("rank", rank)
     mean = (lambda a: a) if axis_name is None else (lambda a: lax.pmean(a, axis_name))
@@ -325,34 +284,26 @@ def low_rank(rank: int, axis_name: str | None = None) -> Compressor:
     def init(gradient: Tree, seed: Array | int = 0) -> list[Array]:
         leaves = jax.tree.leaves(gradient)
         keys = jax.random.split(jax.random.key(0), len(leaves))  # the same for all workers, whatever their seed
-        return [jax.random.normal(key, (x.size // len(x), rank)) for key, x in zip(keys, leaves, strict=True)]
+        sides = [(math.prod(x.shape[1:]), math.prod(x.shape[:1])) for x in leaves]
+        return [jax.random.normal(key, (n, min(rank, n, m))) for key, (n, m) in zip(keys, sides, strict=True)]
 
     def encode(state: list[Array], gradient: Tree) -> tuple[list[Tree], list[Array]]:
-        def one(q: Array, x: Array) -> Tree:
-            matrix = x.reshape(len(x), -1)
-            p = _orthonormal(mean(matrix @ q))
+        def one(q: Array, begin: Array, x: Array) -> Tree:
+            matrix, size = x.reshape(len(x), len(q)), jnp.abs(q).max(0)
+            q = jnp.where(size > 0, q / jnp.where(size > 0, size, 1), begin)  # a new direction for one that vanished
+            p, _ = jnp.linalg.qr(mean(matrix @ q))
             return p, mean(matrix.T @ p)
 
-        both = list(zip(state, jax.tree.leaves(gradient), strict=True))
-        message = [one(q, x) if x.ndim > 1 else mean(x) for q, x in both]
-        return message, [part[1] if isinstance(part, tuple) else q for part, (q, _) in zip(message, both, strict=True)]
+        trees = zip(state, init(gradient), jax.tree.leaves(gradient), strict=True)
+        message = [one(q, begin, x) if x.ndim > 1 and x.size else mean(x) for q, begin, x in trees]
+        return message, [part[1] if isinstance(part, tuple) else q for part, q in zip(message, state, strict=True)]
 
     def decode(message: list[Tree], like: Tree) -> Tree:
         leaves, structure = jax.tree.flatten(like)
         whole = [part[0] @ part[1].T if isinstance(part, tuple) else part for part in message]
-        return structure.unflatten([a.reshape(leaf.shape) for a, leaf in zip(whole, leaves, strict=True)])
+        return structure.unflatten([a.reshape(b.shape).astype(b.dtype) for a, b in zip(whole, leaves, strict=True)])
 
     return Compressor(init, encode, decode)
-
-
-def _orthonormal(columns: Array) -> Array:
-    """Gram and Schmidt's method; a column that depends on those before it becomes nearly zero."""
-    done: list[Array] = []
-    for column in columns.T:
-        for other in done:
-            column = column - (column @ other) * other
-        done.append(column / jnp.maximum(jnp.sqrt(column @ column), 1e-12))
-    return jnp.stack(done, axis=1)
 
 
 @functools.cache
@@ -440,11 +391,11 @@ def factor_masking(compressor: Compressor) -> Compressor:
 
 @functools.cache
 def clipped(compressor: Compressor, limit: float) -> Compressor:
-    """A worker's gradient is made no longer than `limit`, before anything else (Lin et al. 2018: local clipping)."""
+    """A worker's gradient is first made no longer than `limit` (Lin et al. 2018); NaN where its length is infinite."""
 
     def encode(state: Any, gradient: Tree) -> tuple[Tree, Any]:
         length = jnp.sqrt(sum((x * x).sum() for x in jax.tree.leaves(gradient)))
-        factor = jnp.where(length > limit, limit / length, 1.0)  # NaN stays NaN
+        factor = jnp.where(jnp.isinf(length), jnp.nan, jnp.where(length > limit, limit / length, 1.0))
         return compressor.encode(state, jax.tree.map(lambda x: x * factor, gradient))
 
     return compressor._replace(encode=encode)
@@ -499,21 +450,28 @@ SPARSE = ("gather", "doubling", "split")
 
 
 def sparse_all_reduce(
-    own: Sparse, size: int, axis_name: str, algorithm: str = "doubling", switch: bool = True
-) -> tuple[Array, Array]:
+    own: Sparse, size: int, axis_name: str, algorithm: str = "doubling", switch: bool = True,
+    compressor: Compressor | None = None, seed: Array | int = 0,
+) -> tuple[Array, Array]:  # fmt: skip
     """The sum of all workers' lists, as a flat array of this size, and the bytes this worker really sent in each step.
 
     Renggli et al. 2018 (SparCML). "gather": everybody gets all lists. "doubling": two workers exchange what they have,
     in each round with a partner twice as far away; lists grow, and with `switch` they become an array as soon as they
     may be longer than it. "split": each worker sums a part of the indices, and then sends all others its sum, with
-    `switch` as an array if the list may be longer. Raises ValueError for "doubling" unless there are 2ⁿ workers.
+    `switch` as an array if the list may be longer. With a `compressor`, "split" sends its sums as this one's messages,
+    with random numbers of `seed`. Raises ValueError for "doubling" unless there are 2ⁿ workers, and for a compressor
+    elsewhere.
     """
     workers = lax.axis_size(axis_name)
     checks.known("algorithm", algorithm, SPARSE)
+    if compressor is not None and algorithm != "split":
+        raise ValueError(f'Only the sums of "split" can be compressed, not those of {algorithm!r}.')
     if algorithm == "gather":
         lists = jax.tree.map(lambda a: collectives.all_gather(a, axis_name).ravel(), own)
         return scattered(lists, size), _travels(own)[None] * (workers - 1)
-    return (_doubling if algorithm == "doubling" else _split)(own, size, axis_name, switch)
+    if algorithm == "doubling":
+        return _doubling(own, size, axis_name, switch)
+    return _split(own, size, axis_name, switch, compressor, seed)
 
 
 def _doubling(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array, Array]:
@@ -527,10 +485,12 @@ def _doubling(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Arr
         sent.append(_travels(part))
         other = jax.tree.map(lambda a, d=d: lax.ppermute(a, axis_name, [(w, w ^ d) for w in range(workers)]), part)
         part = merged(part, other, min(2 * part.values.size, size)) if isinstance(part, Sparse) else part + other
-    return (scattered(part, size) if isinstance(part, Sparse) else part), jnp.stack(sent)
+    return (scattered(part, size) if isinstance(part, Sparse) else part), jnp.asarray(sent, jnp.int32)
 
 
-def _split(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array, Array]:
+def _split(
+    own: Sparse, size: int, axis_name: str, switch: bool, compressor: Compressor | None, seed: Array | int
+) -> tuple[Array, Array]:
     workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
     part = -(-size // workers)  # worker i sums the entries from i · part on
     length = min(own.values.size, part)
@@ -544,6 +504,12 @@ def _split(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array,
     sent = _travels(lists) - _travels(jax.tree.map(lambda a: a[mine], lists))
     received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name).ravel(), lists)
     total = scattered(received, part)
+    if compressor is not None:
+        own_seed = jax.random.bits(jax.random.fold_in(jax.random.key(seed), mine))
+        message, _ = compressor.encode(compressor.init(total, own_seed), total)
+        everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
+        arrays = jax.vmap(lambda one: compressor.decode(one, total))(everybody)
+        return arrays.ravel()[:size], jnp.stack([sent, jnp.int32(nbytes(message) * (workers - 1))])
     longest = min(workers * length, part)
     some = jnp.zeros(part, bool).at[received.indices].set(True, mode="drop")
     back = total if switch and ENTRY * longest >= 4 * part else _listed(total, some, longest)

@@ -1,4 +1,4 @@
-"""One way to report a measurement on every level: median, spread, interval; times that may never end; rules that rank.
+"""One way to report a measurement on every level: median, spread, interval; times of runs that may never get there.
 
 Samples are repeated measurements of one quantity, one for each seed or round. A time of a run that never got there is
 infinite: it counts, and medians can bear it. Means and their t-intervals are `dlscale.lab.intervals`.
@@ -6,7 +6,7 @@ infinite: it counts, and medians can bear it. Means and their t-intervals are `d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,11 +46,7 @@ def bootstrap(
     again = np.random.default_rng(seed).integers(0, len(samples), (checks.whole("draws", draws), len(samples)))
     found = np.sort(statistic(samples[again], axis=1), axis=0)
     low, high = (found[round(p * (draws - 1))] for p in ((1 - confidence) / 2, (1 + confidence) / 2))
-    return Interval(_plain(statistic(samples, axis=0)), _plain(low), _plain(high))
-
-
-def _plain(value: np.ndarray) -> np.ndarray | float:
-    return float(value) if np.ndim(value) == 0 else value
+    return Interval(float(statistic(samples, axis=0)), float(low), float(high))
 
 
 def _samples(samples: ArrayLike, least: int = 1) -> np.ndarray:
@@ -107,54 +103,38 @@ class Measured:
         return f"{self.name} ({self.level}): {middle}, half between {low:.3g} and {high:.3g}; {self.count} runs{never}"
 
 
-def ratio(ours: ArrayLike, theirs: ArrayLike, paired: bool = True, **options: int) -> Interval:
-    """The median of how many times `ours` is `theirs`, with its interval by `bootstrap`.
+def ratio(ours: ArrayLike, theirs: ArrayLike, **options: int) -> Interval:
+    """The median of how many times `ours` is `theirs`, pair by pair, with its interval by `bootstrap`.
 
-    Paired: round by round, so that what hits both sides of a round alike drops out; a pair in which neither side gets
-    there says nothing of the ratio and is left out. Else the ratio of the medians, each side drawn by itself. NaN where
-    nothing is left, or neither median gets there. Raises ValueError for samples that are not positive, and pairs of
-    different numbers.
+    What hits both sides of a pair alike drops out; a pair in which neither side gets there says nothing of the ratio
+    and is left out. NaN where fewer than two are left. Raises ValueError for samples that are not positive, and for
+    different numbers of them.
     """
     ours, theirs = _samples(ours, 2), _samples(theirs, 2)
     if min(ours.min(), theirs.min()) <= 0:
         raise ValueError("A ratio needs positive samples.")
-    if paired:
-        if ours.shape != theirs.shape:
-            raise ValueError(f"Pairs need as many samples on each side, not {len(ours)} and {len(theirs)}.")
-        some = np.isfinite(ours) | np.isfinite(theirs)
-        return bootstrap(ours[some] / theirs[some], **options) if some.sum() > 1 else Interval(np.nan, np.nan, np.nan)
-    over, under = (_draws(side, seed) for seed, side in enumerate((ours, theirs)))
-    known = np.isfinite(over) | np.isfinite(under)  # where neither gets there nothing can be said of the ratio
-    found = np.sort(over[known] / under[known]) if known.any() else np.array([np.nan])
-    low, high = found[[round(0.025 * (len(found) - 1)), round(0.975 * (len(found) - 1))]]
-    with np.errstate(invalid="ignore"):
-        return Interval(float(median(ours) / median(theirs)), float(low), float(high))
-
-
-def _draws(samples: np.ndarray, seed: int, draws: int = 2000) -> np.ndarray:
-    again = np.random.default_rng(seed).integers(0, len(samples), (draws, len(samples)))
-    return median(samples[again])
+    if ours.shape != theirs.shape:
+        raise ValueError(f"Pairs need as many samples on each side, not {len(ours)} and {len(theirs)}.")
+    some = np.isfinite(ours) | np.isfinite(theirs)
+    return bootstrap(ours[some] / theirs[some], **options) if some.sum() > 1 else Interval(np.nan, np.nan, np.nan)
 
 
 # Luck
 
 
-def expected_best(samples: ArrayLike, tries: int, of: ArrayLike | None = None, axis: int = 0) -> np.ndarray:
+def expected_best(samples: ArrayLike, tries: int, of: ArrayLike | None = None) -> float:
     """The mean of the largest of `tries` different samples, over all ways to choose them (Dodge et al. 2019).
 
     The k-th smallest of n is the largest of them in (k-1 choose tries-1) of (n choose tries) ways. With `of`, the mean
-    of what it holds for the sample that was the largest: what the chosen one does elsewhere. For the smallest, give
-    -samples and negate the result. Raises ValueError for more tries than samples.
+    of what it holds for the sample that was the largest: what the chosen one does elsewhere. Raises ValueError for more
+    tries than samples.
     """
     samples = _samples(samples)
-    order = np.argsort(samples, axis=axis)
-    n = samples.shape[axis]
+    n = len(samples)
     tries = checks.whole("tries", tries, high=n, why=f"There are {n} samples.")
     k = np.arange(tries, n + 1)
-    ways = np.zeros(n)
-    ways[tries - 1 :] = np.exp(_log_choose(k - 1, tries - 1) - _log_choose(n, tries))
-    values = np.take_along_axis(samples if of is None else np.asarray(of, float), order, axis)
-    return np.tensordot(np.moveaxis(values, axis, -1), ways, 1)
+    ways = np.exp(_log_choose(k - 1, tries - 1) - _log_choose(n, tries))
+    return float(ways @ np.asarray(samples if of is None else of, float)[np.argsort(samples)][tries - 1 :])
 
 
 def _log_choose(n: ArrayLike, k: int) -> np.ndarray:
@@ -266,67 +246,3 @@ def lie_factor(first: float, second: float, axis_from: float) -> float:
     if first <= axis_from or first == second:
         raise ValueError(f"Bars from {axis_from:g} cannot compare {first:g} with {second:g}.")
     return ((second - first) / (first - axis_from)) / ((second - first) / first)
-
-
-# Rules
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a benchmark lets count. Each field is a question that a rule must answer.
-
-    `statistic`: "best", "median", or "trimmed", the mean without the fastest and the slowest run (MLPerf). `look`: so
-    many of the recorded looks lie between two that count.
-    """
-
-    target: float
-    clock: str = "seconds"
-    look: int = 1
-    in_a_row: int = 1
-    statistic: str = "median"
-    runs: int | None = None  # how many of them are submitted, None: all
-    tuning: bool = False  # whether the runs that found the settings count as well
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a competitor submits: accuracies (runs, looks), clocks (looks,) by name; how many runs found its setting."""
-
-    accuracy: np.ndarray
-    clocks: Mapping[str, np.ndarray]
-    tuning_runs: int = 0
-
-
-STATISTICS: dict[str, Statistic] = {
-    "best": lambda times, axis=-1: np.min(times, axis=axis),
-    "median": median,
-    "trimmed": lambda times, axis=-1: _trimmed(times, axis),
-}
-
-
-def _trimmed(times: np.ndarray, axis: int) -> np.ndarray:
-    inner = np.take(np.sort(times, axis=axis), range(1, times.shape[axis] - 1), axis=axis)
-    return inner.mean(axis) if inner.shape[axis] else np.full(np.delete(times.shape, axis), np.inf)
-
-
-def run_times(entry: Entry, rule: Rule) -> np.ndarray:
-    """(runs,) the time of each run that counts under a rule; infinite where it never gets there.
-
-    Raises ValueError for an unknown clock, no runs, and more runs or looks than there are.
-    """
-    clock = np.asarray(entry.clocks[checks.known("clock", rule.clock, entry.clocks)], float)
-    runs = checks.whole("runs", len(entry.accuracy) if rule.runs is None else rule.runs, high=len(entry.accuracy))
-    every = checks.whole("look", rule.look, high=len(clock))
-    seen = slice(every - 1, None, every)
-    times = first_crossing(clock[seen], entry.accuracy[:runs, seen], rule.target, rule.in_a_row)
-    return times + rule.tuning * entry.tuning_runs * clock[-1]
-
-
-def score(entry: Entry, rule: Rule) -> Interval:
-    """The time that a rule gives to an entry, with its interval over the runs; infinite where it never gets there.
-
-    Runs that found the setting took as long as the longest look allows. Raises ValueError as `run_times` does, and for
-    an unknown statistic.
-    """
-    statistic, times = STATISTICS[checks.known("statistic", rule.statistic, STATISTICS)], run_times(entry, rule)
-    return bootstrap(times, statistic) if len(times) > 1 else Interval(float(times[0]), -np.inf, np.inf)

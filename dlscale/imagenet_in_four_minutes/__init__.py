@@ -1,14 +1,14 @@
 """A record system for training, put together from the parts of this course, each of them on a switch.
 
-The parts that change what is computed (`Switches`), what they are worth (`shapley`), the parts that only move it
-(`System`), and the time that a whole run takes on a machine of which a few constants are known (`predict`).
+The parts that change what is computed (`Switches`), what each is worth (`shapley`), the parts that only change how
+gradients travel (`System`), and the time that a whole run takes on a machine of which a few constants are known
+(`timeline`).
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax import Array, lax
 
-from dlscale import collectives, costs, gradient_compression, precision
+from dlscale import collectives, costs, precision
 from dlscale.costs import Link
 from dlscale.lab import checks, models
 from dlscale.lab.models import Params
@@ -36,9 +36,8 @@ SHARE = 50  # examples of a worker, over which its batch norm takes means
 class Switches(NamedTuple):
     """The parts that change what is computed, each on (1) or off (0). All but `half` may be traced."""
 
-    lars: float = 0.0  # a rate for each layer; 2: one ratio for all layers together, its control
-    schedule: float = 0.0  # warm-up and decay of the rate
-    spared: float = 0.0  # no weight decay on biases and batch norm
+    lars: float = 0.0  # a rate for each layer
+    no_decay: float = 0.0  # no weight decay on biases and batch norm
     extra_norm: float = 0.0  # one more batch norm, after the last pooling
     half: float = 0.0  # products in float16, float32 master weights, loss scale
 
@@ -46,7 +45,7 @@ class Switches(NamedTuple):
 PARTS = Switches._fields
 
 
-def start(key: Array) -> Params:
+def init(key: Array) -> Params:
     """Weights of a small residual net over signals (examples, 40), as He et al. 2015 draw them."""
     shapes = {"stem": (5, WIDTH)}
     shapes |= {f"conv{block}{letter}": (3 * WIDTH, WIDTH) for block in range(1, BLOCKS + 1) for letter in "ab"}
@@ -63,12 +62,10 @@ def forward(
     half: bool = False,
     share: int = SHARE,
     known: list[tuple[Array, Array]] | None = None,
-    recompute: bool = False,
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """Logits of signals x (examples, 40), and mean and variance at each batch norm.
 
     Each `share` examples, those of one worker, are normalised by themselves, or all with the `known` statistics.
-    `recompute` forgets what is inside a block and computes it again on the way back; then no statistics are to be had.
     """
     kind = jnp.float16 if half else jnp.float32
     params, x = jax.tree.map(lambda a: a.astype(kind), (params, x))
@@ -96,67 +93,57 @@ def forward(
 
     x = jax.nn.relu(norm("norm", conv("stem", x[..., None], 5, 2)))
     for number in range(1, BLOCKS + 1):
-        x = (jax.checkpoint(block, static_argnums=0) if recompute else block)(number, x)
+        x = block(number, x)
     x = jnp.where(extra > 0, norm("extra", x), x)
     logits = x.reshape(len(x), -1) @ params["output"]["w"] + params["output"]["b"]
     return logits.astype(jnp.float32), found
 
 
-def loss(params: Params, x: Array, y: Array, extra: Array | float, half: bool = False, **options: Any) -> Array:
+def loss(params: Params, x: Array, y: Array, extra: Array | float, half: bool = False) -> Array:
     """The sum of the losses, divided by the examples of one worker: where all are one worker's, their mean."""
-    logits, _ = forward(params, x, extra, half, **options)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum() / options.get("share", SHARE)
+    logits, _ = forward(params, x, extra, half)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum() / SHARE
 
 
-def length(a: Array, norms: Array | float = 0.0) -> Array:
-    """The Euclidean norm; with another `norms` than 0 that of norms · a, in float16 as a hasty program has it."""
-    if isinstance(norms, float) and norms == 0:
+def length(a: Array, norm_scale: Array | float = 0.0) -> Array:
+    """The Euclidean norm; with another `norm_scale` than 0 that of norm_scale · a, computed in float16."""
+    if isinstance(norm_scale, float) and norm_scale == 0:
         return jnp.sqrt(jnp.sum(a**2))
     rounded = lambda a: precision.quantize(a, "float16")  # noqa: E731
-    hasty = rounded(jnp.sqrt(rounded(jnp.sum(rounded(rounded(a * norms) ** 2)))))
-    return hasty / norms
+    return rounded(jnp.sqrt(rounded(jnp.sum(rounded(rounded(a * norm_scale) ** 2))))) / norm_scale
 
 
 def optimizer(
-    switches: Switches,
-    rate: Array | float,
-    steps: Array | int,
-    decay: Array | float = DECAY,
-    norms: Array | float = 0.0,
+    switches: Switches, rate: Array | float, steps: Array | int, norm_scale: Array | float = 0.0
 ) -> optax.GradientTransformation:
-    """Momentum with weight decay, and LARS (You et al. 2017), a schedule and spared parameters as the switches say.
+    """Momentum with warm-up, decay of the rate and weight decay; LARS (You et al. 2017) as the switches say.
 
-    In LARS a layer's step is multiplied by TRUST · |w| / (|g| + decay · |w|). With other `norms` than 0 the norms are
-    those of float16, of the gradient times `norms`. All may be traced: one compiled program serves all settings.
+    In LARS a layer's step is multiplied by TRUST · |w| / (|g| + DECAY · |w|). With another `norm_scale` than 0 these
+    norms are computed in float16, that of the gradient times `norm_scale`. All but that may be traced.
     """
+    hasty = not (isinstance(norm_scale, float) and norm_scale == 0)
 
-    def init(params: Params) -> tuple[Params, Array]:
+    def start(params: Params) -> tuple[Params, Array]:
         return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
 
     def ratio(weights: Array, gradient: Array) -> Array:
-        hasty = not (isinstance(norms, float) and norms == 0)
-        ours, its = length(weights, 1.0 * hasty), length(gradient, norms)
-        return jnp.where((ours > 0) & (its > 0), TRUST * ours / (its + decay * ours), 1.0)
+        ours, its = length(weights, 1.0 * hasty), length(gradient, norm_scale)
+        return jnp.where((ours > 0) & (its > 0), TRUST * ours / (its + DECAY * ours), 1.0)
 
     def update(gradients: Params, state: tuple[Params, Array], params: Params) -> tuple[Params, tuple[Params, Array]]:
         velocity, step = state
-        risen = jnp.minimum((step + 1) / jnp.ceil(steps / 10), 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
-        now = rate * jnp.where(switches.schedule > 0, risen, 1.0)
-        flat = [
-            jnp.concatenate([a.ravel() for a in jax.tree.leaves(tree) if a.ndim > 1]) for tree in (params, gradients)
-        ]
-        whole = ratio(*flat)
+        now = rate * jnp.minimum((step + 1) / jnp.ceil(steps / 10), 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
 
         def one(v: Array, g: Array, w: Array) -> Array:
-            matrix = w.ndim > 1
-            chosen = jnp.where(switches.lars > 1, whole, ratio(w, g)) if matrix else 1.0
-            own = decay if matrix else decay * (1 - switches.spared)
-            return MOMENTUM * v + now * jnp.where(switches.lars > 0, chosen, 1.0) * (g + own * w)
+            is_matrix = w.ndim > 1
+            own_rate = jnp.where(switches.lars > 0, ratio(w, g), 1.0) if is_matrix else 1.0
+            own_decay = DECAY if is_matrix else DECAY * (1 - switches.no_decay)
+            return MOMENTUM * v + now * own_rate * (g + own_decay * w)
 
         velocity = jax.tree.map(one, velocity, gradients, params)
         return jax.tree.map(jnp.negative, velocity), (velocity, step + 1)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformation(start, update)
 
 
 def scaled(inner: optax.GradientTransformation, half: bool) -> optax.GradientTransformation:
@@ -184,17 +171,15 @@ def shapley(worth: Mapping[frozenset[str], Any], parts: Sequence[str]) -> dict[s
     return {part: value(part) for part in parts}
 
 
-# What only moves it
+# How gradients travel
 
 
 class System(NamedTuple):
-    """The parts that move what is computed, and should not change it; but for `keep`, which sends less."""
+    """The parts that change how gradients travel, and should not change their sum."""
 
     fuse: float = 0.0  # gradients are joined until they have so many bytes
-    below: float = math.inf  # messages of fewer bytes go by the hierarchical all-reduce, others around the ring
-    group: int = 2  # workers of a node
-    keep: float = 1.0  # the share of the entries that is sent; what is not is remembered
-    recompute: bool = False  # of a block only the input is kept for the way back
+    below: float = 0.0  # messages of fewer bytes take the hierarchical all-reduce, others the ring
+    group: int = 4  # workers of a node
 
 
 def joined(sizes: Sequence[int], threshold: float) -> list[list[int]]:
@@ -227,56 +212,6 @@ def exchange(gradients: Params, system: System, axis_name: str) -> Params:
     return dict(zip(BACKWARD, jax.tree.unflatten(structure, result), strict=True))
 
 
-def compressor(system: System) -> gradient_compression.Compressor:
-    return gradient_compression.error_feedback(gradient_compression.top_k(system.keep))
-
-
-def local_gradient(
-    params: Params, scale: Array, batch: tuple[Array, Array], extra: Array | float, half: bool, system: System
-) -> tuple[Array, Params]:
-    """A worker's mean loss, and its gradient times `scale`, in the type in which it is sent."""
-    (x, y), options = batch, {"share": len(batch[0]), "recompute": system.recompute}
-    value, gradient = jax.value_and_grad(lambda params: scale * loss(params, x, y, extra, half, **options))(params)
-    return value / scale, jax.tree.map(lambda g: g.astype(jnp.float16 if half else jnp.float32), gradient)
-
-
-def update(state: tuple, gradient: Params, given: Mapping[str, Any], half: bool) -> tuple:
-    """Weights and memory after a step with the mean of all workers' scaled gradients."""
-    params, memory, unsent = state
-    updates, memory = scaled(optimizer(**given), half).update(gradient, memory, params)
-    return optax.apply_updates(params, updates), memory, unsent
-
-
-@functools.cache
-def worker(half: bool, system: System, axis_name: str) -> Callable[..., tuple]:
-    """step(state, (x, y), given): what one worker does with its examples; all workers then have the same weights.
-
-    state: weights, the optimizer's memory, and what was not sent yet; `given` are the arguments of `optimizer`.
-    """
-
-    def step(state: tuple, batch: tuple[Array, Array], given: Mapping[str, Any]) -> tuple[tuple, Array]:
-        params, memory, unsent = state
-        scale, workers = precision.scale_of(memory), lax.axis_size(axis_name)
-        value, gradient = local_gradient(params, scale, batch, given["switches"].extra_norm, half, system)
-        if system.keep < 1:
-            gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, gradient)
-            gradient, unsent = gradient_compression.gathered_mean(compressor(system), unsent, gradient, axis_name)
-            gradient = jax.tree.map(lambda g: g * scale, gradient)
-        else:
-            gradient = exchange(gradient, system, axis_name)
-            gradient = jax.tree.map(lambda g: g.astype(jnp.float32) / workers, gradient)
-        return update((params, memory, unsent), gradient, given, half), lax.pmean(value, axis_name)
-
-    return step
-
-
-def at_rest(seed: Array, half: bool, system: System, given: Mapping[str, Any]) -> tuple:
-    """The state of every worker before the first step."""
-    params = start(jax.random.key(seed))
-    unsent = compressor(system).init(params) if system.keep < 1 else ()
-    return params, scaled(optimizer(**given), half).init(params), unsent
-
-
 # What it costs
 
 
@@ -307,7 +242,7 @@ MACHINES = {
 class Network(NamedTuple):
     """Layers, what a run of the paper is, and how often each layer's results pass through memory beside the products.
 
-    A pass is a reading or a writing of all results of a layer: (on the way there, on the way back).
+    A pass is a reading or a writing of all results of a layer: (in the forward pass, in the backward pass).
     """
 
     layers: list[LayerSize]
@@ -319,16 +254,18 @@ IMAGES = 1_281_167  # of the training set (Russakovsky et al. 2015, arXiv:1409.0
 # With batch norm: read for its statistics, read, written; ReLU: read, written. Back: ReLU reads two and writes one,
 # batch norm reads two for its sums, then two, and writes one. Epochs: Jia et al. 2018 (arXiv:1807.11205), abstract.
 NETWORKS = {"ResNet-50": Network(planning.resnet50(), 90, (5, 8)), "AlexNet": Network(planning.alexnet(), 95, (2, 3))}
+# Minutes: the abstract of Jia et al. 2018; AlexNet's number of GPUs: a talk by the authors (NVIDIA GTC 2019, S9146).
+PUBLISHED = {("ResNet-50", 1024): 8.7, ("ResNet-50", 2048): 6.6, ("AlexNet", 1024): 4.0}
 UPDATE = 7  # passes over the float32 weights: LARS reads weights and gradient; the update three, of which it writes two
 
 
 def layer_seconds(
     layer: LayerSize, share: int, machine: Machine, half: bool, passes: Sequence[float]
 ) -> tuple[float, float]:
-    """Seconds of a layer for `share` examples, on the way there and on the way back, each part under its roof.
+    """Seconds of a layer for `share` examples, in the forward and in the backward pass, each part under its roof.
 
-    A product takes what its arithmetic or its memory takes, whichever is longer; there is one on the way there, and
-    two on the way back. What batch norm and ReLU move comes on top.
+    A product takes what its arithmetic or its memory takes, whichever is longer; there is one in the forward pass, and
+    two in the backward pass. What batch norm and ReLU move comes on top.
     """
     size = 2 if half else 4
     arithmetic = share * layer.flops / ((machine.half if half else machine.flops) * machine.reached)
@@ -338,14 +275,46 @@ def layer_seconds(
     return product + passes[0] * one_pass, 2 * product + passes[1] * one_pass
 
 
-def all_reduce_seconds(size: float, workers: int, machine: Machine, algorithm: str = "hybrid") -> float:
+RINGS = ("every round waits", "along the nodes")
+
+
+def ring_latency(machine: Machine, ring: str) -> float:
+    """Seconds of latency of a round of a ring of all GPUs.
+
+    Where "every round waits" for its slowest message, it is that of the network. "along the nodes" a worker sends on
+    what it has at once, and all but one of a node's messages stay inside, so that a message's mean latency counts.
+    """
+    checks.known("ring", ring, RINGS)
+    inside = machine.node - 1 if ring == RINGS[1] else 0
+    return (inside * machine.inside.latency + machine.outside.latency) / (inside + 1)
+
+
+def all_reduce_seconds(
+    size: float, workers: int, machine: Machine, algorithm: str = "hybrid", ring: str = RINGS[0]
+) -> float:
     """Seconds to sum `size` bytes: around a "ring" of all GPUs, "hierarchical", or "hybrid", the faster of the two."""
-    nodes, (latency, bandwidth) = max(1, workers // machine.node), machine.outside
-    ring = costs.formula("ring", workers, size, latency, 1 / bandwidth)
-    near = machine.inside
+    nodes, (latency, bandwidth), near = max(1, workers // machine.node), machine.outside, machine.inside
     inside = costs.formula("tree", min(workers, machine.node), size, near.latency, 1 / near.bandwidth)
-    times = {"ring": ring, "hierarchical": inside + costs.formula("ring", nodes, size, latency, 1 / bandwidth)}
+    times = {
+        "ring": costs.formula("ring", workers, size, ring_latency(machine, ring), 1 / bandwidth),
+        "hierarchical": inside + costs.formula("ring", nodes, size, latency, 1 / bandwidth),
+    }
     return (times | {"hybrid": min(times.values())})[checks.known("algorithm", algorithm, [*times, "hybrid"])]
+
+
+def simulated_ring(size: float, workers: int, machine: Machine) -> float:
+    """Seconds of a ring along the nodes, message by message: nobody waits but for what it sends and for its own link.
+
+    In round r each worker sends the chunk that it received in round r - 1 as soon as it has it and its link is free.
+    """
+    crosses = np.arange(workers) % machine.node == machine.node - 1  # the last GPU of a node sends to the next node
+    latency = np.where(crosses, machine.outside.latency, machine.inside.latency)
+    busy = size / workers / np.where(crosses, machine.outside.bandwidth, machine.inside.bandwidth)
+    there, free = np.zeros(workers), np.zeros(workers)  # when a worker has its chunk, and when its link is free
+    for _ in range(2 * (workers - 1)):
+        free = np.maximum(there, free) + busy
+        there = np.roll(free + latency, 1)
+    return float(there.max())
 
 
 class Prediction(NamedTuple):
@@ -359,9 +328,9 @@ class Prediction(NamedTuple):
     minutes: float
 
 
-def predict(
+def timeline(
     network: Network, machine: Machine, workers: int, share: int, *,
-    half: bool = True, fuse: float = 0.0, algorithm: str = "hybrid", overlap: bool = True,
+    half: bool = True, fuse: float = 0.0, algorithm: str = "hybrid", ring: str = RINGS[0], overlap: bool = True,
 ) -> Prediction:  # fmt: skip
     """A step of data-parallel training and a whole run, `share` examples on each GPU.
 
@@ -373,7 +342,7 @@ def predict(
     sizes = [layer.parameters * (2 if half else 4) for layer in reversed(network.layers)]
     ready, sent = backward if overlap else np.full(len(sizes), backward[-1]), []
     if workers > 1:
-        sent = planning.messages(sizes, ready, fuse, lambda n: all_reduce_seconds(n, workers, machine, algorithm))
+        sent = planning.messages(sizes, ready, fuse, lambda n: all_reduce_seconds(n, workers, machine, algorithm, ring))
     update = UPDATE * 4 * sum(layer.parameters for layer in network.layers) / machine.memory
     step = max(backward[-1], sent[-1][2] if sent else 0.0) + update
     steps = math.ceil(network.epochs * IMAGES / (workers * share))

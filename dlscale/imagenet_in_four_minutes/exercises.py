@@ -1,6 +1,5 @@
 """The exercises of 16_imagenet_in_four_minutes."""
 
-import functools
 import itertools
 import math
 import operator
@@ -12,7 +11,6 @@ import numpy as np
 from dlscale import imagenet_in_four_minutes as record
 from dlscale.costs import Link
 from dlscale.course.exercises import Exercise, compare
-from dlscale.imagenet_in_four_minutes import DECAY, MOMENTUM, TRUST  # noqa: F401  the answer's code uses them
 
 # The step of the system
 
@@ -64,11 +62,11 @@ def _mixed_step(answer: Any) -> str | None:
 mixed_step = Exercise(
     id="imagenet_in_four_minutes-mixed_step",
     answer="mixed_step",
-    question="Write the step of the system for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy. w and v are "
-    "the master weights and the velocity, float32; g is the float16 gradient of `scale` times the loss. Cast g to "
-    "float32 and divide it by the scale. If anything in it is not finite, return w and v as they are. The ratio is "
-    "TRUST · |w| / (|g| + DECAY · |w|), or 1 where |w| or |g| is 0. The new velocity is MOMENTUM · v + rate · ratio · "
-    "(g + DECAY · w), the new weights are w minus that. Return both.",
+    question="Write this step for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy. `w` and `v` are the weights "
+    "and the velocity in float32; `g` is the float16 gradient of `scale` times the loss. Cast `g` to float32 and "
+    "divide it by the scale. If anything in it is not finite, return `w` and `v` as they are. The ratio is TRUST · |w| "
+    "/ (|g| + DECAY · |w|), or 1 where |w| or |g| is 0. The new velocity is MOMENTUM · v + rate · ratio · (g + DECAY · "
+    "w). The new weights are w minus the new velocity. Return both. The constants are `record.TRUST` and so on.",
     hints=(
         "Which numbers must be float32 before anything is squared?",
         "g = g.astype(np.float32) / scale comes first; np.isfinite(g).all() next; np.linalg.norm gives |w| and |g|.",
@@ -79,8 +77,10 @@ def mixed_step(w, v, g, scale, rate):
     if not np.isfinite(g).all():
         return w, v
     ours, its = np.linalg.norm(w), np.linalg.norm(g)
-    ratio = TRUST * ours / (its + DECAY * ours) if ours > 0 and its > 0 else 1.0
-    v = np.float32(MOMENTUM * v + rate * ratio * (g + DECAY * w))
+    ratio = 1.0
+    if ours > 0 and its > 0:
+        ratio = record.TRUST * ours / (its + record.DECAY * ours)
+    v = np.float32(record.MOMENTUM * v + rate * ratio * (g + record.DECAY * w))
     return w - v, v
 """,
     wrong=_mixed_step,
@@ -115,18 +115,18 @@ def _shapley(answer: Any) -> str | None:
 
 shapley = Exercise(
     id="imagenet_in_four_minutes-shapley",
-    answer="shapley_by_hand",
-    question="Write `shapley_by_hand(worth, parts)`: a dict that gives each part, by name, its Shapley value. What a "
-    "system is worth is a number, or an array with one for each seed, and stands in the dict `worth` under the tuple "
-    "of the parts that are on, in alphabetical order: `worth[()]` has nothing on, and `worth[tuple(sorted(some))]` "
-    "has the parts in `some`.",
+    answer="shapley_values",
+    question="Write it from its definition, `shapley_values(worth, parts)`: a dict that gives each part, by name, its "
+    "Shapley value. What a system is worth is a number, or an array with one number for each seed. It stands in the "
+    "dict `worth` under the tuple of the parts that are on, in alphabetical order: `worth[()]` has nothing on, and "
+    "`worth[tuple(sorted(some))]` has the parts in `some`.",
     hints=(
         "`itertools.permutations(parts)` gives all orders. What did the third part of an order bring?",
         "The part at a place of an order brings what the parts up to it, itself included, are worth, minus what those "
         "before it are worth: `order[: place + 1]` and `order[:place]`. A part's value is the mean over all orders.",
     ),
     code="""
-def shapley_by_hand(worth, parts):
+def shapley_values(worth, parts):
     brought = {part: [] for part in parts}
     for order in itertools.permutations(parts):
         for place, part in enumerate(order):
@@ -139,97 +139,57 @@ def shapley_by_hand(worth, parts):
 )
 
 
-# How well it scales
+# Tensor fusion
 
 
-def _efficiency(answer: Any) -> str | None:
-    cases = [(90, 1_281_167, 8.7, 1024, 218.0), (90, 1_281_167, 6.6, 2048, 218.0), (10, 50_000, 2.0, 16, 500.0)]
-    for epochs, images, minutes, gpus, alone in cases:
-        wanted = epochs * images / (60 * minutes) / (gpus * alone)
-        if wrong := compare(
-            f"For {gpus} GPUs and {minutes} minutes, the efficiency",
-            answer(epochs, images, minutes, gpus, alone),
-            wanted,
-        ):
-            return wrong
+def fusion_cases() -> list[tuple[list[int], float]]:
+    """Sizes of gradients, in the order in which they are ready, and a threshold."""
+    rng = np.random.default_rng(2018)
+    random = [(rng.integers(1, 100, 20).tolist(), float(rng.integers(50, 300))) for _ in range(5)]
+    return [([10, 20, 5, 40, 1], 30), ([10, 20, 5, 40, 1], 0), ([3, 4], math.inf), ([64, 8, 8, 8], 16), *random]
+
+
+def _fusion(answer: Any) -> str | None:
+    for sizes, threshold in fusion_cases():
+        given = f"With sizes {sizes if len(sizes) < 6 else [*sizes[:5], '…']} and a threshold of {threshold:g},"
+        try:
+            found = [[int(size) for size in message] for message in answer([*sizes], threshold)]
+        except TypeError:
+            return f"{given} fuse must return a list of messages, each a list of sizes."
+        if sorted(itertools.chain(*found)) != sorted(sizes):
+            return f"{given} {sum(sizes)} bytes are ready, but {sum(map(sum, found))} are sent."
+        if list(itertools.chain(*found)) != sizes or [] in found:
+            return f"{given} gradients must be sent in the order in which they are ready, and no message is empty."
+        wanted = [[sizes[i] for i in message] for message in record.joined(sizes, threshold)]
+        if found != wanted:
+            return f"{given} some message leaves before it has enough bytes, or waits longer than it must."
     return None
 
 
-efficiency = Exercise(
-    id="imagenet_in_four_minutes-efficiency",
-    answer="efficiency",
-    question="Write `efficiency(epochs, images, minutes, gpus, alone)`: the images a second of the whole system, "
-    "divided by what as many GPUs would do if each were as fast as one `alone` (images a second).",
-    hints=("How many images pass in all, and in how many seconds?", "epochs · images / (60 · minutes) is the speed."),
-    code="""
-def efficiency(epochs, images, minutes, gpus, alone):
-    return epochs * images / (60 * minutes) / (gpus * alone)
-""",
-    wrong=_efficiency,
-    right="with it, a record tells how much of its machine it used.",
-)
-
-
-# A threshold for a network
-
-
-def on_network(latency: float, bandwidth: float) -> record.Machine:
-    """GPUs of the paper on a network with these two constants; products reach half of the peak."""
-    return record.MACHINES["P40, 2016"]._replace(outside=Link(latency, bandwidth))
-
-
-def networks() -> list[tuple[float, float]]:
-    """Fresh networks: a latency and a bandwidth each."""
-    rng = np.random.default_rng(1024)
-    return [(float(2e-6 * 2 ** rng.uniform(0, 4)), float(3e9 * 2 ** rng.uniform(0, 3))) for _ in range(10)]
-
-
-def step_seconds(latency: float, bandwidth: float, fuse: float) -> float:
-    """A step of ResNet-50 on 512 GPUs, 16 images each, float16, all-reduces around a ring."""
-    machine = on_network(latency, bandwidth)
-    return record.predict(record.NETWORKS["ResNet-50"], machine, 512, 16, fuse=fuse, algorithm="ring").step
-
-
-THRESHOLDS = (0.0, *(float(2.0**exponent) for exponent in np.arange(16, 27, 0.25)), math.inf)
-SLACK = 1.03
-
-
-@functools.cache
-def _best(latency: float, bandwidth: float) -> float:
-    return min(step_seconds(latency, bandwidth, fuse) for fuse in THRESHOLDS)
-
-
-def _threshold(answer: Any) -> str | None:
-    for latency, bandwidth in networks():
-        best = _best(latency, bandwidth)
-        fuse = float(np.asarray(answer(latency, bandwidth)))
-        if math.isnan(fuse) or fuse < 0:
-            return f"a threshold is a number of bytes from 0 on, not {fuse!r}."
-        yours = step_seconds(latency, bandwidth, fuse)
-        if yours > SLACK * best:
-            about = f"{1e6 * latency:.0f} µs and {bandwidth / 1e9:.1f} GB/s"
-            return f"on a network of {about} your step takes {1e3 * yours:.1f} ms; {1e3 * best:.1f} ms are possible."
-    return None
-
-
-threshold = Exercise(
-    id="imagenet_in_four_minutes-threshold",
-    answer="threshold",
-    question="**Open.** Write `threshold(latency, bandwidth)`: the bytes at which joined gradients are sent, for "
-    "ResNet-50 on 512 GPUs, 16 images each, in float16, around a ring, on a network with this latency (seconds) and "
-    "bandwidth (bytes a second). It is judged on ten networks: on each, the predicted step may take at most 3 % "
-    "longer than with the best threshold. No single number does that, and no smooth formula: the minutes jump where "
-    "two gradients begin to share a message. Search.",
+fusion = Exercise(
+    id="imagenet_in_four_minutes-fusion",
+    answer="fuse",
+    question="Write tensor fusion, `fuse(sizes, threshold)`. `sizes` are the bytes of the gradients, in the order in "
+    "which the backward pass makes them ready. Gradients wait until together they have at least `threshold` bytes, and "
+    "then travel in one message. Whatever waits at the end is sent, too. Return a list of messages, each a list of "
+    "sizes.",
     hints=(
-        "What does a message too many cost, and what does a message that begins too late?",
-        "`exercises.step_seconds(latency, bandwidth, fuse)` predicts a step. How many thresholds must you try?",
+        "Keep a list of what waits. What must be true for it to be sent?",
+        "For each size: waiting.append(size); if sum(waiting) >= threshold, put `waiting` on the list of messages and "
+        "begin an empty one. What is left after the last gradient?",
     ),
     code="""
-def threshold(latency, bandwidth):
-    return min(2.0 ** np.arange(20, 27, 0.25), key=lambda fuse: exercises.step_seconds(latency, bandwidth, fuse))
+def fuse(sizes, threshold):
+    messages, waiting = [], []
+    for size in sizes:
+        waiting.append(size)
+        if sum(waiting) >= threshold:
+            messages.append(waiting)
+            waiting = []
+    return messages + [waiting] if waiting else messages
 """,
-    wrong=_threshold,
-    right="a threshold belongs to a network, as a rate belongs to a batch.",
+    wrong=_fusion,
+    right="few large messages instead of many small ones, and each leaves as early as the threshold allows.",
 )
 
 
@@ -261,7 +221,7 @@ def _plan(answer: Any) -> str | None:
     if gpus > TARGET["gpus"] or gpus * share > TARGET["batch"]:
         return f"{gpus} GPUs with {share} images each are a batch of {gpus * share:,}: more than is allowed."
     machine, network = slower(record.MACHINES[answer["machine"]], SLOWER), record.NETWORKS["ResNet-50"]
-    minutes = record.predict(network, machine, gpus, share, fuse=float(answer["fuse"])).minutes
+    minutes = record.timeline(network, machine, gpus, share, fuse=float(answer["fuse"])).minutes
     if minutes > TARGET["minutes"]:
         return f"predicted are {minutes:.1f} minutes; {TARGET['minutes']:g} are the target."
     return None
@@ -270,11 +230,10 @@ def _plan(answer: Any) -> str | None:
 plan = Exercise(
     id="imagenet_in_four_minutes-plan",
     answer="plan",
-    question='Your own record: `plan = {"machine": …, "gpus": …, "share": …, "fuse": …}`, a key of record.MACHINES, '
-    "GPUs in nodes of eight, images on each, and the bytes at which joined gradients are sent. The whole network comes "
-    "to a third of its data sheet. ResNet-50 in float16 with the hybrid all-reduce must be predicted to train in 4.4 "
-    "minutes or less, two thirds of the paper's 6.6, with at most 256 GPUs, an eighth of theirs, and a batch of at "
-    "most 5,120, twenty times 256.",
+    question='Plan a record of your own: `plan = {"machine": …, "gpus": …, "share": …, "fuse": …}`. The machine is a '
+    "key of `record.MACHINES`, GPUs come in nodes of eight, `share` is the number of images on each GPU, and `fuse` is "
+    "the threshold in bytes. Assume that ResNet-50 reaches a third of the GPU's peak, and that the ring waits in every "
+    "round. ResNet-50 must be predicted to train in 4.4 minutes, with at most 256 GPUs and a batch of at most 5,120.",
     hints=(
         "Which machine's images a second, times 256, would do? Then look at what is sent after the last gradient.",
         "On a slow network each message costs more before its first byte: try larger thresholds than 4 MB.",

@@ -12,6 +12,7 @@ import hashlib
 import http.client
 import os
 import tarfile
+import tempfile
 import time
 import tomllib
 import urllib.request
@@ -133,11 +134,17 @@ def download(name: str) -> Path:
     """Fetch "fashion_mnist" (31 MB) or "cifar10" (170 MB) into `downloads_folder()` and return the folder.
 
     A file counts only if it has the known SHA-256. An interrupted download goes on where it stopped.
-    Raises ValueError for an unknown name, ConnectionError when all attempts failed.
+    Raises ValueError for an unknown name, ConnectionError when all attempts failed, OSError for a folder that cannot be
+    written to.
     """
     checks.known("data set to download", name, REMOTES)
     folder = downloads_folder() / name
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        advice = "Set the environment variable DLSCALE_DATA to one that can, before Python starts."
+        raise OSError(f"The folder for downloads, {folder}, cannot be written to ({error}). {advice}") from None
     for file in REMOTES[name]:
         _fetch(file, folder / file.name)
     return folder
@@ -152,7 +159,10 @@ def _load_committed(name: str, folder: Path) -> Dataset:
     repair = f"`git checkout data/{path.name}` restores it, `python data/rebuild.py {path.stem}` rebuilds it."
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing. {repair}")
-    if f"{_sha256(path)}  {path.name}" not in (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+    sums = folder / "SHA256SUMS"
+    if not sums.is_file():
+        raise FileNotFoundError(f"{sums} is missing. `git checkout data/SHA256SUMS` restores it.")
+    if f"{_sha256(path)}  {path.name}" not in sums.read_text(encoding="utf-8").splitlines():
         raise ValueError(f"{path} is damaged: its SHA-256 is not the one in SHA256SUMS. {repair}")
     with np.load(path, allow_pickle=False) as file:
         test = "fresh" if name == "mnist1d_fresh" else "test"

@@ -43,8 +43,9 @@ def prepare() -> None:
     flags = (line for line in _text("/proc/cpuinfo").splitlines() if line.startswith(("flags", "Features")))
     processor = next(flags, None) or platform.processor()
     kind = hashlib.sha256(f"{platform.machine()} {processor}".encode()).hexdigest()[:12]
-    folder = Path("~/.cache/dlscale/programs").expanduser() / kind
-    with contextlib.suppress(OSError):  # a home that cannot be written to: compile each time
+    folder = Path("~/.cache/dlscale/programs", kind)
+    with contextlib.suppress(OSError, RuntimeError):  # no home, or one that cannot be written to: compile each time
+        folder = folder.expanduser()
         folder.mkdir(parents=True, exist_ok=True)
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -56,16 +57,28 @@ class DeviceError(RuntimeError):
     """JAX was started in a way that cannot serve what is asked; the message says which line must come first."""
 
 
+def _found(platform: str | None = None) -> list[jax.Device]:
+    """The devices that JAX finds. Raises DeviceError, with the variable's name, where it may not look for any here."""
+    try:
+        return jax.devices(platform)
+    except (RuntimeError, AssertionError) as error:
+        if not (asked := jax.config.jax_platforms):
+            raise
+        advice = "Take the variable out of the environment, or set it to cpu; then restart the kernel."
+        raise DeviceError(f"JAX_PLATFORMS={asked} allows JAX no device that is here ({error}). {advice}") from error
+
+
 def emulate(count: int) -> list[jax.Device]:
     """Let JAX see `count` devices on this processor, and return them.
 
     They share its cores: right for seeing who holds and sends what, wrong for measuring speed. Must come before JAX
-    first computes; asking again for as many, or fewer, is harmless. Raises DeviceError when it comes too late.
+    first computes; asking again for as many, or fewer, is harmless. Raises DeviceError when it comes too late, or where
+    JAX_PLATFORMS leaves no processor.
     """
     count = checks.whole("The number of devices", count)
     with contextlib.suppress(RuntimeError):  # raised once JAX has started: then its devices have to do
         jax.config.update("jax_num_cpu_devices", count)
-    have = jax.devices("cpu")  # also where there is a GPU
+    have = _found("cpu")  # also where there is a GPU
     if len(have) < count:
         line = f"dlscale.lab.devices.emulate({count})"
         advice = f"Restart the kernel (menu Kernel > Restart) and run this line before anything else uses JAX: {line}"
@@ -78,7 +91,7 @@ def mesh(count: int | None = None) -> jax.sharding.Mesh:
 
     Raises as `emulate` does.
     """
-    found = jax.devices() if count is None else emulate(count)
+    found = _found() if count is None else emulate(count)
     return jax.make_mesh((len(found),), ("workers",), axis_types=(jax.sharding.AxisType.Auto,), devices=found)
 
 

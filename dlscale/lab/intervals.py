@@ -29,3 +29,13 @@ def interval(samples: np.ndarray, axis: int = 0, confidence: float = 0.95) -> In
     mean = samples.mean(axis)
     half = stdtrit(count - 1, (1 + confidence) / 2) * samples.std(axis, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - half, mean + half)
+
+
+def widened(samples: np.ndarray, overlap: float) -> np.ndarray:
+    """Samples with the same mean, spread so that `interval` holds for random splits of the same data.
+
+    Such splits overlap, so they are not independent. `overlap` is how many test examples a split has for each training
+    example (Nadeau & Bengio 2003).
+    """
+    samples = np.asarray(samples, dtype=float)
+    return samples.mean() + (samples - samples.mean()) * np.sqrt(1 + len(samples) * overlap)

@@ -245,6 +245,8 @@ def conv2d(x: Array, w: Array, padding: str = "SAME") -> Array:
     k, _, channels, out = w.shape
     beyond = k - 1 if padding == "SAME" else 0  # the image that the kernels reach
     rows, columns = (side + beyond - k + 1 for side in x.shape[1:3])
+    if not (x.size and w.size and rows > 0 and columns > 0):
+        raise ValueError(f"conv2d needs an image as large as the kernel; x has the shape {x.shape}, w {w.shape}.")
     tiles = -(-columns // (max(1, 64 // out) if k > 1 else 1))  # 64 columns: wide enough for a fast product
     tile = -(-columns // tiles)
     span, width = tile + k - 1, tile * tiles + k - 1

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 MOVES = frozenset({
     "axis_index", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy",
@@ -363,8 +363,6 @@ def flops(f: Callable[..., Any], *args: Any) -> float:
 
 # Memory
 
-CHECKPOINTS = ("remat2", "checkpoint")  # the names of `jax.checkpoint` in a program
-
 
 def kept_bytes(f: Callable[..., Any], *args: Any) -> int:
     """Bytes that the gradient of f needs beside f's arguments, its result and constants."""
@@ -378,19 +376,3 @@ def kept_bytes(f: Callable[..., Any], *args: Any) -> int:
             same[e.outvars[0]] = same.get(e.invars[0], e.invars[0])
     result, *residuals = (same.get(v, v) for v in program.outvars if isinstance(v, Var))
     return nbytes(*(v.aval for v in set(residuals) - free - {result}))
-
-
-def forgetting_nothing(f: Callable[..., Any], *args: Any) -> Callable[..., list[Any]]:
-    """The same function, of flat arguments and results, whose checkpoints (`jax.checkpoint`) keep everything."""
-
-    def saving(part: Any) -> Any:
-        if isinstance(part, ClosedJaxpr):
-            return part.replace(jaxpr=saving(part.jaxpr))
-        return part.replace(eqns=list(map(kept, part.eqns))) if isinstance(part, Jaxpr) else part
-
-    def kept(equation: JaxprEqn) -> JaxprEqn:
-        everything = {"policy": jax.checkpoint_policies.everything_saveable}
-        params = jax.tree.map(saving, equation.params)  # the branches of a `cond` are a tuple
-        return equation.replace(params=params | (everything if equation.primitive.name in CHECKPOINTS else {}))
-
-    return jaxpr_as_fun(saving(jax.make_jaxpr(f)(*args)))

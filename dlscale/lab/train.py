@@ -368,7 +368,8 @@ def tune(
 
 def each(trial: Callable[..., Tree]) -> Callable[[Sequence[dict[str, Any]]], list[Tree]]:
     """For `tune`: trial(**setting, seed=…, judged_on=…) for each setting, one a core."""
-    return lambda settings: devices.side_by_side(lambda setting: trial(**setting), [(s,) for s in settings])
+    options = {"progress": "runs"}
+    return lambda settings: devices.side_by_side(lambda one: trial(**one), [(s,) for s in settings], **options)
 
 
 def fits(

@@ -7,8 +7,7 @@ known by its products with vectors (Pearlmutter 1994), each at the price of a fe
 """
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +17,6 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 from numpy.typing import ArrayLike
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse.linalg import LinearOperator
 
 from dlscale.lab import checks, devices
 
@@ -49,7 +47,7 @@ def random_direction(key: Array, params: Tree, normalize: str | None = "filter")
 def _scaled(normals: Array, leaves: list[Array], normalize: str | None) -> list[Array]:
     def scaled(normals: Array, w: Array) -> Array:
         d = normals[: w.size].reshape(w.shape).astype(w.dtype)
-        if normalize is None:
+        if normalize is None or not w.size:
             return d
         sizes = [jnp.linalg.norm(a.reshape(-1, *a.shape[-1:]), axis=0) for a in (w, d)]
         return d * sizes[0] / sizes[1] if w.ndim > 1 else jnp.zeros_like(w)
@@ -151,11 +149,6 @@ def _losses(loss: Loss, params: Tree, directions: list[Tree], points: Array, dat
 # The Hessian
 
 
-def hessian_product(loss: Loss, params: Tree, vector: Tree, data: Sequence[Any] = ()) -> Tree:
-    """The Hessian of the loss at `params` times `vector`: the derivative of the gradient in that direction."""
-    return jax.jvp(lambda p: jax.grad(loss)(p, *data), (params,), (vector,))[1]
-
-
 def hessian_eigenvalues(
     loss: Loss, params: Tree, k: int, key: Array, data: Sequence[Any] = (), tolerance: float = 1e-3
 ) -> np.ndarray:
@@ -167,16 +160,17 @@ def hessian_eigenvalues(
     eigenvalue that occurs several times may be found once only.
     Raises ValueError for k above the number of parameters and for a loss that is not a finite number.
     """
-    hessian = _hessian(loss, params, data)
-    size = hessian.shape[0]
+    size = sum(leaf.size for leaf in jax.tree.leaves(_float_arrays(params)))
     checks.whole("k", k, high=size, why=f"There are {size} parameters, hence as many eigenvalues.")
-    start = jax.random.normal(jax.random.split(key)[1], (size,))
-    for alphas, betas in itertools.islice(_lanczos(hessian, start, max(100, 20 * k)), min(10 * k, size) - 1, None):
+    most, products = min(max(100, 20 * k), size), min(10 * k, size)
+    state = _start(jax.random.normal(jax.random.split(key)[1], (size,)), most)
+    while True:
+        alphas, betas, state = _lanczos(loss, params, data, state, products)
         largest = len(alphas) - k, len(alphas) - 1
         values, vectors = eigh_tridiagonal(alphas, betas[:-1], select="i", select_range=largest)
-        if (np.abs(betas[-1] * vectors[-1]) <= tolerance * np.abs(values).max()).all():
-            break
-    return values[::-1]
+        if products == most or (np.abs(betas[-1] * vectors[-1]) <= tolerance * np.abs(values).max()).all():
+            return values[::-1]
+        products = min(products + 10, most)
 
 
 class Spectrum(NamedTuple):
@@ -201,11 +195,12 @@ def spectral_density(
     Costs probes × iterations products. The extremes of the spectrum are sharp; within it, structure finer than its
     range over `iterations` is lost. Raises ValueError for a loss that is not a finite number.
     """
-    hessian = _hessian(loss, params, data)
+    size = sum(leaf.size for leaf in jax.tree.leaves(_float_arrays(params)))
+    most = min(checks.whole("iterations", iterations), checks.whole("The number of parameters", size))
 
     def probe(key: Array) -> tuple[np.ndarray, np.ndarray]:
-        signs = jax.random.rademacher(jax.random.split(key)[1], hessian.shape[:1])
-        *_, (alphas, betas) = _lanczos(hessian, signs, checks.whole("iterations", iterations))
+        signs = jax.random.rademacher(jax.random.split(key)[1], (size,), jnp.float32)
+        alphas, betas, _ = _lanczos(loss, params, data, _start(signs, most), most)
         nodes, vectors = eigh_tridiagonal(alphas, betas[:-1])
         return nodes, vectors[0] ** 2
 
@@ -213,63 +208,68 @@ def spectral_density(
     return Spectrum(*map(np.stack, zip(*map(probe, keys), strict=True)))
 
 
-def hessian_trace(loss: Loss, params: Tree, key: Array, data: Sequence[Any] = (), probes: int = 30) -> np.ndarray:
-    """Independent unbiased estimates of the Hessian's trace, (probes,): zᵀ H z for random signs z (Hutchinson 1989).
+class _Basis(NamedTuple):
+    """What Lanczos' method has found: of all rows and numbers, the first `count`."""
 
-    Their mean is the estimate, and their spread says how good it is. Raises ValueError for a loss that is not a finite
-    number.
+    rows: Array  # (rows, n), orthonormal
+    alphas: Array  # in this basis, the Hessian's diagonal …
+    betas: Array  # … and what stands beside it; the last leads out of the basis
+    vector: Array  # (n,) the next row
+    count: Array
+
+
+def _start(vector: Array, most: int) -> _Basis:
+    """An empty basis with room for `most` rows; a multiple of 100, so that few sizes are compiled."""
+    rows, vector = -(-most // 100) * 100, np.asarray(vector)
+    empty, zeros = np.zeros((rows, vector.size), np.float32), np.zeros(rows, np.float32)
+    return _Basis(empty, zeros, zeros, vector / np.linalg.norm(vector), np.int32(0))
+
+
+def _lanczos(
+    loss: Loss, params: Tree, data: Sequence[Any], basis: _Basis, products: int
+) -> tuple[np.ndarray, np.ndarray, _Basis]:
+    """Lanczos' method up to so many products in all: alphas and betas (products,), and the basis.
+
+    Raises ValueError where the loss or the Hessian is not finite.
     """
-    hessian, keys = _hessian(loss, params, data), jax.random.split(key, checks.whole("probes", probes))
-    draws = jax.vmap(lambda key: jax.random.rademacher(key, hessian.shape[:1], jnp.float32))(keys)
-    return np.array([signs @ (hessian @ signs) for signs in np.asarray(draws)])
-
-
-def _lanczos(hessian: LinearOperator, start: Array, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The Hessian in an orthonormal basis that begins at `start` and grows by a vector at a time, up to `most`.
-
-    It is tridiagonal: alphas (vectors,) on the diagonal, betas (vectors,) beside it, whose last leads out of the basis.
-    """
-    vector = np.asarray(start, np.float32)
-    most = min(most, vector.size)
-    basis, alphas, betas = np.zeros((most, vector.size), np.float32), np.zeros(most), np.zeros(most)
-    for i in range(most):
-        basis[i] = vector / np.linalg.norm(vector)
-        image = hessian @ basis[i]
-        alphas[i] = basis[i] @ image
-        vector = _orthogonal(image, basis[: i + 1])
-        betas[i] = np.linalg.norm(vector)
-        if betas[i] <= 1e-6 * max(np.linalg.norm(image), np.abs(alphas).max()):  # the basis is mapped into itself
-            fresh = np.random.default_rng(i).standard_normal(vector.size, np.float32)
-            betas[i], vector = 0, _orthogonal(fresh, basis[: i + 1])
-        yield alphas[: i + 1], betas[: i + 1]
-
-
-def _orthogonal(vector: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """The part of a vector at right angles to an orthonormal basis; the repeat removes what rounding left."""
-    for _ in range(2):  # by einsum, as the threads of `@` would take the cores from the next product for some ms
-        vector = vector - np.einsum("i,ij", np.einsum("ij,j", basis, vector), basis)
-    return vector
-
-
-def _hessian(loss: Loss, params: Tree, data: Sequence[Any]) -> LinearOperator:
-    """The Hessian as what multiplies flat vectors. Raises ValueError where it, or the loss, is not finite.
-
-    What a product needs of the forward and backward pass is computed once for all.
-    """
-    value, product = _linearize(loss, _float_arrays(params), tuple(data))
+    value, basis = _grow(loss, params, tuple(data), basis, products)
+    alphas, betas = (np.asarray(part, np.float64)[:products] for part in _finite((basis.alphas, basis.betas)))
     _finite(value)
-    size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    return LinearOperator((size, size), lambda vector: _finite(np.asarray(_times(product, vector))), dtype=np.float32)
+    return alphas, betas, basis
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _linearize(loss: Loss, params: Tree, data: tuple[Any, ...]) -> tuple[Array, Callable[[Array], Any]]:
+def _grow(loss: Loss, params: Tree, data: tuple[Any, ...], basis: _Basis, products: Array) -> tuple[Array, _Basis]:
+    """One program: what a product needs of the forward and backward pass is computed once for all."""
     flat, unravel = ravel_pytree(params)
-    (value, _), product = jax.linearize(jax.value_and_grad(lambda flat: loss(unravel(flat), *data)), flat)
-    return value, product
+
+    def gradient(flat: Array) -> Array:
+        return jax.grad(lambda flat: loss(unravel(flat), *data))(flat)
+
+    def one(i: Array, basis: _Basis) -> _Basis:
+        rows = basis.rows.at[i].set(basis.vector)
+        image = jax.jvp(gradient, (flat,), (basis.vector,))[1]
+        alphas = basis.alphas.at[i].set(basis.vector @ image)
+        new = _orthogonal(image, rows, i)
+        beta = jnp.linalg.norm(new)
+        ended = beta <= 1e-6 * jnp.maximum(jnp.linalg.norm(image), jnp.abs(alphas).max())  # mapped into itself
+        fresh = jax.random.normal(jax.random.key(i), flat.shape)
+        new = lax.cond(ended, lambda: _orthogonal(fresh, rows, i), lambda: new)
+        betas = basis.betas.at[i].set(jnp.where(ended, 0, beta))
+        return _Basis(rows, alphas, betas, new / jnp.linalg.norm(new), i + 1)
+
+    return loss(params, *data), lax.fori_loop(basis.count, products, one, basis)
 
 
-_times = jax.jit(lambda product, vector: product(vector)[1])  # what becomes of the gradient, not of the value
+def _orthogonal(vector: Array, rows: Array, count: Array) -> Array:
+    """The part of a vector at right angles to the first `count` rows; the repeat removes what rounding left."""
+    blocks = count // 10 + 1  # rows that are still 0 cost nothing
+
+    def without(i: Array, vector: Array) -> Array:
+        block = lax.dynamic_slice_in_dim(rows, 10 * (i % blocks), 10)
+        return vector - (block @ vector) @ block
+
+    return lax.fori_loop(0, 2 * blocks, without, vector)
 
 
 # What cannot work

@@ -1,8 +1,7 @@
-"""The exercises of 12_operators_and_rooflines."""
+"""The exercises of 12_operators_and_rooflines and its further notebook."""
 
-import contextlib
+import itertools
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ def _batch_needed(answer: Any) -> str | None:
             for b in range(1, 10**6)
             if 2 * b * inputs * outputs / peak >= 4 * (inputs * outputs + b * (inputs + outputs)) / bandwidth
         )
-        what = f"For a layer {inputs} × {outputs} on {peak / 1e9:,.0f} Gop/s and {bandwidth / 1e9:,.0f} GB/s, the batch"
+        what = f"For a layer {inputs} × {outputs}, {peak / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:,.0f} GB/s, the batch"
         if wrong := compare(what, answer(inputs, outputs, peak, bandwidth), wanted, 1e-9):
             return wrong
     return None
@@ -32,21 +31,56 @@ def _batch_needed(answer: Any) -> str | None:
 batch_needed = Exercise(
     id="operators_and_rooflines-batch_needed",
     answer="batch_needed",
-    question="Write `batch_needed(inputs, outputs, peak, bandwidth)`: the smallest batch at which the arithmetic of a "
-    "dense layer takes at least as long as its memory traffic. Weights, inputs and outputs, float32, move once each.",
+    question="Write `batch_needed(inputs, outputs, peak, bandwidth)`, which returns the smallest batch for which a "
+    "dense layer is compute-bound: its arithmetic takes at least as long as its memory traffic. Weights, inputs and "
+    "outputs are float32 and move once each. `peak` is in FLOP/s, `bandwidth` in bytes/s.",
     hints=(
         "Write both times as functions of the batch b. Which of them has a part that does not grow with b?",
         "2·b·in·out / peak ≥ 4·(in·out + b·(in + out)) / bandwidth. Solve for b and round up, or try b = 1, 2, 3, …",
     ),
     code="""
 def batch_needed(inputs, outputs, peak, bandwidth):
-    b = 1
-    while 2 * b * inputs * outputs / peak < 4 * (inputs * outputs + b * (inputs + outputs)) / bandwidth:
+    weights, moved, b = inputs * outputs, inputs + outputs, 1
+    while 2 * b * weights / peak < 4 * (weights + b * moved) / bandwidth:
         b = b + 1
     return b
 """,
     wrong=_batch_needed,
-    right="about twice the ridge: below it, at the roof, more examples would cost hardly any time at all.",
+    right="below that batch, an ideal program would compute further examples at almost no cost.",
+)
+
+
+def _fusion_gain(answer: Any) -> str | None:
+    machines = ((100e9, 20e9), (50e9, 40e9), (19.5e12, 1.5e12))
+    chains = ([2], [2] * 5, [1, 5, 2, 2], [2, 300, 2], [4000, 1, 1])
+    for (peak, bandwidth), chain in itertools.product(machines, chains):
+        wanted = sum(max(flop / peak, 8 / bandwidth) for flop in chain) / max(sum(chain) / peak, 8 / bandwidth)
+        what = f"With {chain} FLOP per number, {peak / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:,.0f} GB/s, the gain"
+        if wrong := compare(what, answer([*chain], peak, bandwidth), wanted, 1e-6):
+            return wrong
+    return None
+
+
+fusion_gain = Exercise(
+    id="operators_and_rooflines-fusion_gain",
+    answer="fusion_gain",
+    question="Write `fusion_gain(flops, peak, bandwidth)`. `flops` lists the FLOP per number of each operator in a "
+    "chain. Each operator reads a large float32 array from memory and writes one of the same size. Return the time of "
+    "the separate operators divided by the time of the fused chain, both at the roof.",
+    hints=(
+        "What is the least time for one number, for a single operator? How many bytes does the fused chain move?",
+        "A number takes max(flops / peak, 8 / bandwidth) seconds. Add these times for the separate operators. The "
+        "fused chain is one operator with sum(flops).",
+    ),
+    code="""
+def fusion_gain(flops, peak, bandwidth):
+    def least_time(flop):
+        return max(flop / peak, 8 / bandwidth)
+
+    return sum(map(least_time, flops)) / least_time(sum(flops))
+""",
+    wrong=_fusion_gain,
+    right="the gain is the length of the chain while the fused chain is memory-bound, and less once it is not.",
 )
 
 
@@ -61,9 +95,8 @@ def _work_and_depth(answer: Any) -> str | None:
         if not isinstance(found, tuple | list | np.ndarray) or len(found) != 2:
             return "Give two numbers: work and depth."
         for what, mine, right in zip(("work", "depth"), found, wanted, strict=True):
-            if wrong := compare(
-                f"For {shape[0]} examples, {shape[1]} inputs, {shape[2]} outputs, the {what}", mine, right, 1e-9
-            ):
+            layer = f"For {shape[0]} examples, {shape[1]} inputs, {shape[2]} outputs, the {what}"
+            if wrong := compare(layer, mine, right, 1e-9):
                 return wrong
     return None
 
@@ -71,11 +104,12 @@ def _work_and_depth(answer: Any) -> str | None:
 work_and_depth = Exercise(
     id="operators_and_rooflines-work_and_depth",
     answer="work_and_depth",
-    question="Write `work_and_depth(batch, inputs, outputs)` of a dense layer with bias and ReLU: two numbers. Sums "
-    "are made as a tree.",
+    question="Write `work_and_depth(batch, inputs, outputs)`, which returns work and depth of a dense layer with "
+    "bias and ReLU. Sums are computed as trees.",
     hints=(
         "One result first: how many multiplications, how many additions, and in how many levels?",
-        "A sum of n numbers takes n − 1 additions in ⌈log₂ n⌉ levels. Bias and ReLU are one operation and level each.",
+        "A sum of n numbers takes n − 1 additions in ⌈log₂ n⌉ levels. Bias and ReLU add one "
+        "operation and one level each.",
     ),
     code="""
 def work_and_depth(batch, inputs, outputs):
@@ -83,7 +117,7 @@ def work_and_depth(batch, inputs, outputs):
     return batch * outputs * one, 1 + math.ceil(math.log2(inputs)) + 2
 """,
     wrong=_work_and_depth,
-    right="neither the batch nor the outputs are in the depth: that is what makes layers parallel.",
+    right="the depth depends neither on the batch nor on the outputs, so all of them can be computed in parallel.",
 )
 
 
@@ -108,13 +142,13 @@ def _windows(answer: Any) -> str | None:
 windows = Exercise(
     id="operators_and_rooflines-windows",
     answer="windows",
-    question="Write **im2col**: `windows(x, k)`. `x` is (batch, height, width, channels). Return a matrix with a row "
-    "for each window of k × k, in the order of the results, such that `windows(x, k) @ w.reshape(k * k * channels, "
-    "out)` is the convolution with `w` (k, k, channels, out). It is tried on images of four shapes.",
+    question="Write **im2col** as `windows(x, k)`, for NumPy arrays. `x` is (batch, height, width, channels). Return "
+    "a matrix with one row for each window of k × k pixels, in the order of the results. Its product with "
+    "`w.reshape(k * k * channels, out)` must be the convolution with `w`, which is (k, k, channels, out).",
     hints=(
         "How many windows fit into an image? In which order do i, j and c run in w.reshape(k·k·c, out)?",
-        "For fixed i and j, x[:, i : i + rows, j : j + columns] has that place of all windows. Put these side by side "
-        "along the last axis, i outermost, and make rows of them.",
+        "For fixed i and j, x[:, i : i + rows, j : j + columns] holds pixel (i, j) of every window. Concatenate these "
+        "arrays along the last axis, i in the outer loop, and reshape the result to one row for each window.",
     ),
     code="""
 def windows(x, k):
@@ -124,7 +158,7 @@ def windows(x, k):
     return np.concatenate(places, axis=3).reshape(-1, k * k * channels)
 """,
     wrong=_windows,
-    right="k² copies of nearly every number, for the sake of one matrix product.",
+    right="nearly every pixel is copied k² times, so that a single matrix product does the rest.",
 )
 
 
@@ -143,24 +177,24 @@ def _micro_batches(answer: Any) -> str | None:
         if not isinstance(found, list | tuple | np.ndarray) or not all(
             float(b).is_integer() and 1 <= b <= batch for b in found
         ):
-            return f"Give a list of piece sizes, whole numbers from 1 to {batch}."
+            return f"Give a list of micro-batch sizes, whole numbers from 1 to {batch}."
         if sum(found) != batch:
-            return f"The pieces {list(map(int, found))} are {int(sum(found))} examples together, not {batch}."
+            return f"The sizes {list(map(int, found))} sum to {int(sum(found))} examples, not to {batch}."
         mine = sum(float(seconds[int(b)]) for b in found)
         if not mine <= least * (1 + 1e-9):
-            return f"Pieces for a batch of {batch} take {mine:.4g} s: there are others that take less."
+            return f"Your micro-batches for {batch} examples take {mine:.4g} s: there are others that take less."
     return None
 
 
 micro_batches = Exercise(
     id="operators_and_rooflines-micro_batches",
     answer="micro_batches",
-    question="Write the **dynamic programming**: `micro_batches(seconds, batch)`. `seconds[b]` is what a piece of b "
-    "examples takes, infinite where nothing fits (`seconds[0]` is 0). Return a list of piece sizes that sum to "
-    "`batch` and take the least time together.",
+    question="Write the **dynamic programming** as `micro_batches(seconds, batch)`. `seconds[b]` is the time of a "
+    "micro-batch of b examples; it is infinite where no algorithm fits, and `seconds[0]` is 0. Return a list of sizes "
+    "that sum to `batch` and take the least time together.",
     hints=(
-        "Let best[n] be the least time for n examples. If the last piece has b of them, what is left to do?",
-        "best[n] = min over b of best[n − b] + seconds[b]. Keep the b that won for each n, then walk back.",
+        "Let best[n] be the least time for n examples. If the last micro-batch has b of them, how many remain?",
+        "best[n] = min over b of best[n − b] + seconds[b]. Store the best b for each n, then walk back.",
     ),
     code="""
 def micro_batches(seconds, batch):
@@ -177,82 +211,5 @@ def micro_batches(seconds, batch):
     return pieces
 """,
     wrong=_micro_batches,
-    right="batch² steps instead of all partitions: that is how µ-cuDNN plans a layer.",
-)
-
-PLANNED = [
-    ({"m": 169, "n": 384, "k": 1728}, 2**15),
-    ({"m": 1024, "n": 64, "k": 64}, 2**12),
-    ({"m": 64, "n": 64, "k": 4096}, 2**13),
-]
-PLANNED += [({"m": 16, "n": 4096, "k": 1024}, 2**14)]
-
-
-TRIES = 200  # of `traffic` for each layer
-
-
-def _tile(answer: Any) -> str | None:
-    for sizes, room in PLANNED:
-        with _counting() as tried:
-            found = answer(dict(sizes), room)
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            return "Give two things: a tile, and an order of the loops."
-        tile, order = found
-        if len(tried) > TRIES:
-            return f"For {sizes} `operators.traffic` was asked {len(tried):,} times, and may be {TRIES} times."
-        if operators.words(tile) > room:
-            return f"For {sizes} the tiles take {operators.words(tile):,} words; the memory has {room:,}."
-        moved = sum(operators.traffic(sizes, tile, order).values())
-        best = sum(operators.traffic(sizes, *_best(sizes, room)).values())
-        if moved > 1.1 * best:
-            return f"For {sizes} and {room:,} words, {moved / best:.2f} times as many words move as need to."
-    return None
-
-
-@contextlib.contextmanager
-def _counting() -> Iterator[list[Any]]:
-    """Meanwhile each call of `operators.traffic` is noted."""
-    calls: list[Any] = []
-    traffic = operators.traffic
-    operators.traffic = lambda *args: calls.append(args) or traffic(*args)
-    try:
-        yield calls
-    finally:
-        operators.traffic = traffic
-
-
-def _best(sizes: dict[str, int], room: int) -> tuple[dict[str, int], str]:
-    found = operators.best_tiling(sizes, room, 3, dict.fromkeys(("DRAM", "SRAM", "registers", "arithmetic"), 0.0))
-    return found.sram, found.orders[0]
-
-
-tile = Exercise(
-    id="operators_and_rooflines-tile",
-    answer="choose_tile",
-    question="**Open.** Write `choose_tile(sizes, room)`: a tile, as `{'m': …, 'n': …, 'k': …}` whose sides divide "
-    "those of `sizes`, with `operators.words(tile) <= room`, and an order of the loops such as `'mnk'`. It is tried on "
-    "four layers, may move at most 1.1 times as many words from DRAM as the best of all, and may ask "
-    "`operators.traffic` 200 times for each layer: trying all tiles is too slow.",
-    hints=(
-        "If k is the innermost loop, which operand stays? How often is each number of the other two fetched then?",
-        "An operand that stays wants its tile large in both directions, and then the third side buys nothing. It need "
-        "not be the outputs that stay.",
-    ),
-    code="""
-def choose_tile(sizes, room):
-    divisors = lambda n: [d for d in range(1, n + 1) if n % d == 0]
-    best = None
-    for a, b, inner in (('m', 'n', 'k'), ('m', 'k', 'n'), ('n', 'k', 'm')):  # the tile along a and b stays
-        for side in divisors(sizes[a]):
-            for other in reversed(divisors(sizes[b])):
-                tile = {a: side, b: other, inner: 1}
-                if operators.words(tile) <= room:
-                    moved = sum(operators.traffic(sizes, tile, a + b + inner).values())
-                    if best is None or moved < best[0]:
-                        best = moved, tile, a + b + inner
-                    break
-    return best[1:]
-""",
-    wrong=_tile,
-    right="in most layers outputs stay while k runs; where the weights fit, they may.",
+    right="batch² steps instead of a search through all partitions. µ-cuDNN plans a layer in the same way.",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -58,47 +60,12 @@ def arrays(shape: Shape, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), rng.normal(size=(shape.k, shape.k, shape.channels, shape.out)).astype(np.float32)
 
 
-def workspace(algorithm: str, x: Any, w: Any) -> int:
-    """Bytes that the compiled program needs beside its arguments and results, as the compiler says."""
-    compiled = jax.jit(room.ALGORITHMS[algorithm]).lower(x, w).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
-def convolution_trial(algorithm: str, batch: int, side: int, channels: int, out: int, k: int) -> dict[str, float]:
-    """log₂ of the microseconds that it takes a core, and of its workspace in bytes, plus one."""
-    with ONE_AT_A_TIME, room.on_one_core():  # the clock counts all threads of the process
-        x, w = map(jax.numpy.asarray, arrays(Shape(batch, side, channels, out, k)))
-        seconds = room.seconds(room.ALGORITHMS[algorithm], x, w, clock=time.process_time)
-        return {"log2_us": math.log2(seconds * 1e6), "log2_workspace": math.log2(1 + workspace(algorithm, x, w))}
-
-
-def convolution_plan(run: RunTrials) -> None:
-    """Each shape with kernels of all sizes; each layer of a network in pieces of all sizes."""
-    shapes = [Shape(*shape, k) for shape in SHAPES.values() for k in KERNELS]
-    shapes += [Shape(size, *layer) for layer in LAYERS.values() for size in SIZES]
-    run(
-        [
-            {"algorithm": name, **shape._asdict()}
-            for shape in shapes
-            for name in room.ALGORITHMS
-            if needs(name, shape) < LARGEST and (not name.startswith("Winograd") or shape.k == 3)
-        ]
-    )
-
-
 def needs(algorithm: str, shape: Shape) -> int:
     """About how many bytes the windows take, or the spectra of the kernels."""
     batch, side, channels, out, k = shape
     windows, spectra = 4 * batch * side**2 * k**2 * channels, 8 * channels * out * (side + k - 1) ** 2
     return {"im2col": windows, "FFT": spectra}.get(algorithm, 0)
 
-
-# Another machine may be so many times as fast, or as slow.
-CONVOLUTIONS = Experiment(
-    "operators_and_rooflines-convolutions", "times and workspaces of five ways to convolve, by shape and batch",
-    convolution_trial, convolution_plan, {"log2_us": 3.0, "log2_workspace": 2.0},
-    drawn={"side": 14, "batch": 2},
-)  # fmt: skip
 
 # In memory that is kept: what is done with glibc's allocator here, frameworks do with one of their own
 KEEPING = {
@@ -215,19 +182,52 @@ PIECES = Experiment(
 )  # fmt: skip
 
 
-def small_trial(way: str, shape: str) -> dict[str, float]:
-    """A way to convolve with kernels of 3 × 3."""
-    ((us, _),) = timed_in_kept_memory(way, [Shape(*SHAPES[shape], 3)])
-    return {"log2_us": us}
+def batch_trial(seed: int) -> dict[str, float]:
+    """log₂ of a core's microseconds for a dense layer, weights from memory and from a cache, by side and batch."""
+    rng, found = np.random.default_rng(seed), {}
+    with ONE_AT_A_TIME, room.on_one_core():
+        for side, batch in itertools.product((4096, 256), DENSE_BATCHES):
+            w, x = (jax.numpy.asarray(rng.normal(size=(side, n)) / side**0.5, "float32") for n in (side, batch))
+            turns = 1 if side > 256 else 100  # a small product is too short to be timed alone
+            took = room.seconds(repeated(turns), x, w, at_least=0.2, clock=time.process_time) / turns
+            found[f"log2_us {side} {batch}"] = math.log2(1e6 * took)
+    return found
 
 
-def small_plan(run: RunTrials) -> None:
-    """Winograd's ways and their rivals for each shape, those of a shape after one another."""
-    run([{"way": way, "shape": shape} for shape in SHAPES for way in ("direct", "shifts", "Winograd 2", "Winograd 4")])
+def repeated(turns: int) -> Callable[[Array, Array], Array]:
+    """So many products of w and x, each with the result of the one before."""
+    return lambda x, w: lax.fori_loop(0, turns, lambda _, x: w @ x, x)
 
 
-SMALL_KERNELS = Experiment(
-    "operators_and_rooflines-small", "times of Winograd's ways and their rivals at 3 × 3, in memory that is kept",
-    small_trial, small_plan, {"log2_us": 3.0},
-    drawn={"way": "Winograd 4", "shape": "4 images, 8 channels"},
+def batch_plan(run: RunTrials) -> None:
+    """Rounds of timing, each with weights of its own."""
+    run([{"seed": seed} for seed in range(11_300, 11_312)])
+
+
+DENSE_BATCHES = (1, 64, 256)
+BATCHES = Experiment(
+    "operators_and_rooflines-batch", "times of a dense layer by batch, weights from memory and from a cache",
+    batch_trial, batch_plan, {f"log2_us {side} {batch}": 3.0 for side in (4096, 256) for batch in DENSE_BATCHES},
+    confirms=("operators_and_rooflines-batch",),
+)  # fmt: skip
+
+
+def errors_trial(seed: int) -> dict[str, float]:
+    """log₂ of the largest error of a 3 × 3 convolution of 64 channels in float32, over the largest result."""
+    x, w = arrays(Shape(1, 24, 64, 8, 3), seed)
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), (3, 3), (1, 2))
+    truth = np.einsum("nrcdij,ijdo->nrco", windows, w.astype(float))
+    ways = {name: room.ALGORITHMS[name] for name in ("direct", "Winograd 2", "Winograd 4")}
+    errors = {name: np.abs(np.asarray(jax.jit(f)(x, w)) - truth).max() for name, f in ways.items()}
+    return {name: math.log2(error / np.abs(truth).max()) for name, error in errors.items()}
+
+
+def errors_plan(run: RunTrials) -> None:
+    """Images and weights of each seed."""
+    run([{"seed": seed} for seed in range(11_320, 11_336)])
+
+
+ERRORS = Experiment(
+    "operators_and_rooflines-errors", "errors of Winograd's algorithm in float32", errors_trial, errors_plan,
+    {"direct": 2.0, "Winograd 2": 2.0, "Winograd 4": 2.0}, confirms=("operators_and_rooflines-winograd",),
 )  # fmt: skip

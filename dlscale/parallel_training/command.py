@@ -15,13 +15,11 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
@@ -36,13 +34,12 @@ from dlscale.lab.train import LOSSES
 
 ABOUT = """Train a small network on real digits, its batch split among --data groups, its hidden units among the --model
 processes of each. The loss is that of one process, up to the order of sums."""
-DETAILS = """With --checkpoint, the same command goes on after any kill, also with another split: checkpoints are whole.
-All processes must see that folder. Processes of one machine share its cores, so that examples per second say nothing
-about a network. Started by srun, mpirun or an indexed job of Kubernetes, leave --processes out; what
-DLSCALE_COORDINATOR and DLSCALE_PROCESSES are for, tells `python -m dlscale measure --help`. Exit status: 0; 1 if a
-process was lost; 2 for impossible options and checkpoints that cannot be used."""
+DETAILS = """Example: python -m dlscale train --data 2 --model 2 --checkpoint run. With --checkpoint, the same command
+goes on after any kill, also with another split: checkpoints are whole. All processes must see that folder.
+Started by srun, mpirun or an indexed job of Kubernetes, leave --processes out; what DLSCALE_COORDINATOR and
+DLSCALE_PROCESSES are for, tells `python -m dlscale measure --help`. Exit status: 0; 1 if a process was lost; 2 for
+impossible options and checkpoints that cannot be used."""
 FILE = "training.npz"
-FEW = 5  # steps that are timed at once
 
 
 # Checkpoints: one file, written whole or not at all, and read only if it is whole and fits
@@ -96,7 +93,7 @@ def load(path: Path, like: Params, about: Mapping[str, Any]) -> tuple[int, Param
 def order(**options: Any) -> dict[str, Any]:
     """What is to be trained, checked: whole numbers, a rate, and sizes that divide. Raises ValueError."""
     chosen = {"data": 1, "model": 1, "steps": 100, "batch": 64, "hidden": 64, "every": 20, "rate": 0.1, "seed": 0}
-    chosen |= {"checkpoint": None, "compare": ()} | options  # compare: batches, of which a step is timed
+    chosen |= {"checkpoint": None} | options
     for name in ("data", "model", "steps", "batch", "hidden", "every"):
         checks.whole(name, chosen[name])
     checks.finite("rate", chosen["rate"])
@@ -148,7 +145,7 @@ def _about(what: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(what: dict[str, Any], first: int, examples: int) -> np.ndarray:
-    """(every, batch) of examples: those of a step hang on its number alone."""
+    """(every, batch) of examples: those of a step depend on its number alone."""
     steps = range(first, first + what["every"])
     return np.stack([np.random.default_rng([what["seed"], s]).permutation(examples)[: what["batch"]] for s in steps])
 
@@ -204,31 +201,16 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
     own = multihost_utils.host_local_array_to_global_array(
         _local(parallel.split_within(params, what["model"]), mesh), mesh, of_model
     )
-    seconds = []
     for step in range(first, what["steps"], what["every"]):
-        begin = time.perf_counter()
-        own, losses = jax.block_until_ready(run(own, _rows(what, step, len(x)), x, y))
-        seconds.append(time.perf_counter() - begin)
+        own, losses = run(own, _rows(what, step, len(x)), x, y)
         params = _whole(own, mesh)
         done = step + what["every"]
         if jax.process_index() == 0:
             if path:
                 save(path, done, params, _about(what))
             say(step=done, loss=float(np.asarray(losses.addressable_shards[0].data)[-1]))
-    many, few = len(x), what | {"every": FEW}
-    rows = {batch: jnp.asarray(_rows(few | {"batch": batch}, 0, many)) for batch in _compared(what)}
-    x, y = jnp.asarray(x), jnp.asarray(y)
-    everybody = multihost_utils.host_local_array_to_global_array(
-        {b: (rows[b], x, y) for b in what["compare"]}, mesh, everywhere
-    )
-    group = {"sum": _sums(what, own, mesh)} | {
-        f"group {b}": lambda b=b: run(own, *everybody[b]) for b in what["compare"]
-    }
-    one, alone = jax.jit(_steps(what, split=False)), _start(what)
-    singly = {f"alone {b}": lambda b=b: one(alone, rows[b], x, y) for b in rows} if jax.process_index() == 0 else {}
-    times = _in_turn(singly | group)  # those alone come first: then nobody is ahead in a step of all
     if jax.process_index() == 0 or "coordinator" not in order:
-        say(result=_result(what, params, x, y, min(seconds[1:] or seconds, default=np.nan), one) | {"times": times})
+        say(result=_result(what, params, x, y))
 
 
 def _local(split: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -246,53 +228,14 @@ def _whole(own: Any, mesh: jax.sharding.Mesh) -> dict[str, np.ndarray]:
     return {name: np.concatenate([*a], axes[name]) if name in axes else a[0] for name, a in every.items()}
 
 
-def _compared(what: dict[str, Any]) -> list[int]:
-    """The batches of which steps are timed, and their halves: a process of two has so many examples."""
-    return sorted({batch // parts for batch in what["compare"] for parts in (1, 2)})
-
-
-def _sums(what: dict[str, Any], own: Any, mesh: jax.sharding.Mesh) -> Callable[[], Any]:
-    """The sums of a few steps by themselves."""
-    share = what["batch"] // what["data"]
-
-    def sums(own: Any) -> jax.Array:
-        def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
-            among = parallel.summed(x[: share * 10], "model")
-            return x * 0.5 + parallel.summed(x, "data") * 1e-9 + among.sum() * 1e-9, None
-
-        flat = jnp.concatenate([a.ravel() for a in jax.tree.leaves(own)])
-        flat = jnp.pad(flat, (0, max(0, share * 10 - flat.size)))
-        return lax.scan(step, flat, length=FEW)[0]
-
-    spec = PartitionSpec("model")
-    run = jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=(spec,), out_specs=PartitionSpec(), check_vma=False))
-    return lambda: run(own)
-
-
-def _in_turn(calls: Mapping[str, Callable[[], Any]], rounds: int = 40) -> dict[str, list[float]]:
-    """Seconds of a step of each call in each round: who else uses the cores spoils a round, not all of one call."""
-    for call in calls.values():
-        jax.block_until_ready(call())  # compiled before
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            jax.block_until_ready(call())
-            found[name].append((time.perf_counter() - begin) / FEW)
-    return found
-
-
-def _result(what: dict[str, Any], params: Any, x: Any, y: Any, block: float, run: Callable[..., Any]) -> dict:
-    """Losses on all examples, of the group and of one process that trains alone; speed, of which NaN was none."""
-    alone = _start(what)
-    for step in range(0, what["steps"], FEW):
-        alone, _ = run(alone, _rows(what | {"every": FEW}, step, len(x)), x, y)
+def _result(what: dict[str, Any], params: Any, x: Any, y: Any) -> dict[str, Any]:
+    """Losses on all examples, of the group and of one process that trains alone, and a hash of the parameters."""
+    alone, run = _start(what), jax.jit(_steps(what, split=False))
+    for step in range(0, what["steps"], what["every"]):
+        alone, _ = run(alone, _rows(what, step, len(x)), x, y)
     score = jax.jit(lambda p: LOSSES["cross_entropy"](parallel.two_layers(p, x), y).mean())
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()
-    return {
-        "loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16],
-        "step": block / what["every"], "examples": what["every"] * what["batch"] / block,
-    }  # fmt: skip
+    return {"loss": float(score(params)), "alone": float(score(alone)), "bits": digest[:16]}
 
 
 def options() -> argparse.ArgumentParser:
@@ -332,7 +275,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 elif first and "step" in message:
                     print(f"step {message['step']:6}  loss {message['loss']:.4f}", flush=True)
                 elif first and "result" in message:
-                    print(_told(message["result"]))
+                    loss, alone, bits = message["result"].values()
+                    print(f"loss on all examples {loss:.6f}, of one process alone {alone:.6f}")
+                    print(f"the parameters' bits: {bits}")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     except (PeerLost, jax.errors.JaxRuntimeError) as error:
@@ -342,16 +287,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("Stopped: with --checkpoint, the same command goes on from the last one.", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
-
-
-def _told(result: dict[str, Any]) -> str:
-    sending = min(min(result["times"]["sum"]) / result["step"], 1.0)
-    speed = f"{result['examples']:,.0f} examples a second, {sending:.0%} of the time for communication"
-    return (
-        f"loss on all examples {result['loss']:.6f}, of one process alone {result['alone']:.6f}\n"
-        f"{'nothing was left to train' if np.isnan(result['examples']) else speed}\n"
-        f"the parameters' bits: {result['bits']}"
-    )
 
 
 if __name__ == "__main__":

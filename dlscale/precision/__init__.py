@@ -325,10 +325,10 @@ def dynamic_loss_scale(
 
     With the factor 1 it stays. The loss must be multiplied by `scale_of(state)`, with the state before the update. With
     powers of two no bit of a float32 gradient changes by scaling and unscaling, as long as nothing over- or underflows.
-    Raises ValueError for an initial scale that is not positive and finite, a factor below 1 and a period below 1.
+    Raises ValueError for an initial scale that is no normal float32, a factor below 1 and a period below 1.
     """
-    if not isinstance(initial, Array) and checks.finite("initial", initial) == 0:
-        raise ValueError("A loss scale of 0 would leave nothing of the gradients. Begin with 2.0**15.")
+    if not isinstance(initial, Array) and not 2.0**-126 <= checks.finite("initial", initial) < 2.0**128:
+        raise ValueError(f"initial must be from 2**-126 to below 2**128, as in float32, not {initial!r}: try 2.0**15.")
     checks.finite("factor", factor, low=1.0)
     checks.whole("period", period)
 

@@ -18,9 +18,9 @@ COLORS = {"weights": figures.BLACK, "activations": figures.BLUE, "gradients": fi
 def opening(record: Record) -> None:
     """Test accuracy of three runs of `precision-formats`, a bar and a mark for each seed."""
     runs = {
-        "1 worker, 16 bits": "alone, float16",
-        "1,024 workers, 32 bits": "worker, float32",
-        "1,024 workers, 16 bits": "worker, float16",
+        "float16": "alone, float16",
+        "float32, loss / 1,024": "worker, float32",
+        "float16, loss / 1,024": "worker, float16",
     }
     accuracies = {name: record.values("accuracy", variant=run, judged_on="test") for name, run in runs.items()}
     figure, ax = figures.new(height=2.2)
@@ -124,8 +124,10 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
         normal, subnormal = (ax.axvspan(0, 1, color=figures.GREY, alpha=alpha, linewidth=0) for alpha in (0.22, 0.1))
-        lines = {kind: ax.plot([], [], color=color, drawstyle="steps-mid")[0] for kind, color in COLORS.items()}
-        (before,) = ax.plot([], [], ":", color=figures.RED, drawstyle="steps-mid")
+        lines = {kind: ax.plot([], [], color=color, drawstyle="steps-post")[0] for kind, color in COLORS.items()}
+        (before,) = ax.plot([], [], ":", color=figures.RED, drawstyle="steps-post")
+        ax.text(0.01, 0.63, "dotted: loss × 1", color=figures.RED, transform=ax.transAxes, va="top")
+        zero = ax.axvline(0, color=figures.BLACK, linewidth=1)
         for place, (kind, color) in enumerate(COLORS.items()):
             ax.text(0.01, 0.95 - 0.08 * place, kind, color=color, transform=ax.transAxes, va="top")
         text = ax.text(0, 63, "", color=figures.GREY, ha="right", va="top")
@@ -136,11 +138,12 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
             first, full, last = np.clip(np.log2([form.smallest_subnormal, form.smallest_normal, form.max]), -40, 20)
             for span, low, high in ((subnormal, first, full), (normal, full, last)):
                 span.set(x=low, width=high - low)
+            zero.set_xdata([first - 1] * 2)
             text.set(x=last - 0.5, text=f"range of {name}")
             for kind, line in lines.items():
                 line.set_data(EXPONENTS + shift * (kind == "gradients"), counts[step][kind])
             before.set_data(EXPONENTS, counts[step]["gradients"])
-            return [normal, subnormal, text, before, *lines.values()]
+            return [normal, subnormal, zero, text, before, *lines.values()]
 
         return update
 
@@ -148,7 +151,7 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
         zero, infinite = _lost(counts[step]["gradients"], shift, name)
         return (
             f"After {step} steps, with the loss multiplied by 2^{shift}: {name} rounds {zero:.0f} % of the gradients "
-            f"to zero and makes {infinite:.0f} % infinite. The dotted line shows the unscaled gradients."
+            f"to zero and makes {infinite:.0f} % infinite."
         )
 
     shift = widgets.slider("loss × 2^", list(range(-12, 22)), -10)
@@ -168,7 +171,7 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
         (line,) = left.plot([], [], "o-", color=figures.TEST)
         (point,) = left.plot([], [], "o", color=figures.BLACK, markersize=10)
         left.axvline(powers[0], color=figures.GREY, linestyle=":")
-        left.text(powers[0] + 0.7, 103, "one of 1,024 workers", color=figures.GREY, va="center")
+        left.text(powers[0] + 0.7, 103, "loss / 1,024", color=figures.GREY, va="center")
         left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)")
         left.set(xlim=(powers[0] - 2, powers[-1] + 2), ylim=(0, 108))
         (curve,) = right.plot([], [], color=figures.BLACK)

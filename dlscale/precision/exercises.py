@@ -70,7 +70,8 @@ dynamic_scale = Exercise(
     answer="update_scale",
     question="Write that rule, in plain Python. `finite` says whether all gradients of this step were finite. "
     "`good_steps` counts the good steps before this one, since the scale last changed. Return the new scale and the "
-    "new count. Double the scale when the count reaches `period`.",
+    "new count. Double the scale when the count, with this step, reaches `period`. Whenever the scale changes, the "
+    "count starts again at 0.",
     hints=(
         "Two cases. If the gradients are not finite: half the scale, and the count starts again at 0.",
         "Else count this step. If the count has reached `period`, double the scale and start again at 0.",
@@ -102,8 +103,7 @@ update = Exercise(
     answer="lost_below",
     question="Write `lost_below(weight, mantissa_bits)`, which returns the size below which an update is lost. The "
     "spacing is the power of two from section 1 times epsilon, and epsilon is $2^{-m}$ for $m$ mantissa bits. Consider"
-    " updates that move the weight away from zero. First think of a weight of 1.0 in bfloat16, then of 1.5, 0.3125 and"
-    " −6.",
+    " updates that move the weight away from zero.",
     hints=(
         "An update is lost if it is less than half the spacing, which depends on the power of two below the weight.",
         "np.floor(np.log2(abs(weight))) is the exponent of that power; the spacing is 2 ** (exponent - mantissa_bits).",
@@ -139,7 +139,7 @@ random = Exercise(
     id="precision-random",
     answer="at_random",
     question="Write `at_random(x, fraction_bits, rng)`, random rounding of an array of floats, some of them negative. "
-    "Each number needs a random draw of its own from `rng`, a `np.random.Generator`. Multiples of the step "
+    "Each number needs a random draw of its own from `rng`, a `np.random.Generator`. Multiples of the spacing "
     "$2^{-FL}$ stay as they are, and nothing here is too large.",
     hints=(
         "Count in steps: scaled = x * 2.0**fraction_bits; np.floor gives the lower neighbour, of negative numbers too.",

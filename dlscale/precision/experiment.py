@@ -321,13 +321,9 @@ def plan(run: RunTrials) -> None:
     for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS, SCALES), (14, "none", 1.0)]:
         setting = dict(zip(("fraction_bits", "rounding", "loss_scale"), arm, strict=True))
         train.tune(
-            run,
-            **setting,
-            learning_rate=RATES,
-            tuning_seeds=TUNING_SEEDS,
-            seeds=TEST_SEEDS,
+            run, **setting, learning_rate=RATES, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS,
             score=itemgetter("accuracy"),
-        )
+        )  # fmt: skip
 
 
 LENET = Experiment(

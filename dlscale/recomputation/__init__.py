@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
 from dlscale.lab import checks, program
 
@@ -28,6 +29,7 @@ Curve = tuple[np.ndarray, np.ndarray, list[Any]]  # of best plans: rising peaks,
 # The CPU compiler merges what is computed again with what was computed first, which keeps it in memory after all,
 # unless this pass is off. Elsewhere it is off already where it matters.
 COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+DEEPEST = 400  # nesting of a plan that Python follows, inside a notebook too
 
 
 class Layer(NamedTuple):
@@ -61,7 +63,7 @@ class Chain:
             for name, value in layer._asdict().items():
                 checks.finite(f"{name} of layer {number}", value)
             if layer.saved < layer.output:
-                raise ValueError(f"Layer {number} keeps {layer.saved:g} bytes, less than its output: {layer.output:g}.")
+                raise ValueError(f"Layer {number} keeps {layer.saved} bytes, less than its output: {layer.output}.")
 
     @classmethod
     def uniform(cls, length: int) -> Chain:
@@ -88,7 +90,8 @@ class Plan:
 
     (0, 1, 2) keeps all; ((0, 1), 2) keeps, of the first two layers, nothing but their input, and while it computes them
     again, both. Tuples nest: what is computed again follows a plan too.
-    Raises ValueError unless every layer from 0 on stands there once, in order.
+    Raises ValueError unless every layer from 0 on stands there once, in order, and where more than `DEEPEST` tuples
+    nest.
     """
 
     items: Items
@@ -131,6 +134,8 @@ class Plan:
 
 def _runs(items: Items, times: int = 1) -> Iterator[tuple[int, int]]:
     """Each layer, and how often it runs forward: once more for each tuple around it."""
+    if times > DEEPEST + 1:
+        raise ValueError(f"A plan nests at most {DEEPEST} tuples: keep more of the layers.")
     for item in items:
         if isinstance(item, tuple):
             yield from _runs(item, times + 1)
@@ -202,22 +207,29 @@ def revolve(length: int, slots: int) -> Plan:
 
     Beside the one that keeps what its gradient needs, they are r · length - β(slots + 1, r - 1) runs forward, with
     β(s, r) = (s + r)! / (s! r!) and the r for which β(slots, r - 1) < length ≤ β(slots, r).
+    Raises ValueError where r, as deep as the plan nests, is more than `DEEPEST`, and names the least slots that serve.
     """
+    length, slots = checks.whole("length", length), checks.whole("slots", slots)
+    if math.comb(slots + DEEPEST, DEEPEST) < length:
+        least = next(s for s in itertools.count(slots) if math.comb(s + DEEPEST, DEEPEST) >= length)
+        raise ValueError(f"{slots} slots repeat a layer of {length} more than {DEEPEST} times: take at least {least}.")
 
     def first(n: int, s: int) -> int:
         """The fewest that may be forgotten: the rest must be done with s - 1 slots and at most r repeats of a layer."""
         r = next(r for r in itertools.count(1) if math.comb(s + r, r) >= n)
         return max(1, n - math.comb(s - 1 + r, r), math.comb(s + r - 2, s))
 
-    return Plan(_split(0, checks.whole("length", length), checks.whole("slots", slots), first))
+    return Plan(_split(0, length, slots, first))
 
 
 def _split(start: int, n: int, slots: int, first: Callable[[int, int], int]) -> Items:
     """Forget the first(n, slots) of n layers, and treat them, and the rest with a slot less, in the same way."""
-    if n == 1:
-        return (start,)
-    k = first(n, slots)
-    return (_split(start, k, slots, first), *_split(start + k, n - k, slots - 1, first))
+    items: list[Any] = []
+    while n > 1:
+        k = first(n, slots)
+        items.append(_split(start, k, slots, first))
+        start, n, slots = start + k, n - k, slots - 1
+    return (*items, start)
 
 
 class Tradeoff(NamedTuple):
@@ -279,7 +291,7 @@ def optimal_plan(chain: Chain, memory: float) -> Plan:
     """
     points = frontier(chain)
     if not memory >= points[0].peak:
-        raise ValueError(f"No plan fits a memory of {memory:g} bytes: this chain needs at least {points[0].peak:g}.")
+        raise ValueError(f"No plan fits a memory of {memory} bytes: this chain needs at least {points[0].peak}.")
     return [point.plan for point in points if point.peak <= memory * (1 + 1e-12)][-1]  # sums of bytes are rounded
 
 
@@ -291,7 +303,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
 
     Compile it with `recomputation.jit`. It has no forward-mode derivative (`jax.jvp`). Raises ValueError if plan and
     layers differ in number, and, when it is called, for a layer that does not return one array (a side
-    output would have to be kept as well).
+    output would have to be kept as well), and where JAX cannot follow how deep the plan nests.
     """
     layers = list(map(functools.cache(_in_turn), plan._each("functions", layers)))  # equal layers are traced once
 
@@ -303,7 +315,14 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
                 x = _one_array(item, layers[item](params[item], x))
         return x
 
-    return lambda params, x: run(plan.items, plan._each("parameters", params), x)
+    def applied(params: Sequence[Any], x: Array) -> Array:
+        try:
+            return run(plan.items, plan._each("parameters", params), x)
+        except RecursionError:
+            advice = "keep more of the layers, or let Python follow further: sys.setrecursionlimit(20_000)"
+            raise ValueError(f"The plan nests {plan.forwards().max() - 1} deep, too deep for JAX: {advice}.") from None
+
+    return applied
 
 
 def _in_turn(layer: LayerFunction) -> LayerFunction:
@@ -339,49 +358,90 @@ def jit(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return jax.jit(f, compiler_options=COMPILER_OPTIONS, **options)
 
 
-def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) -> Chain:
+def compiled_bytes(f: Callable[..., Any], *args: Any, jit: Callable[..., Any] = jit) -> int:
+    """Bytes that the compiled f holds at most beside arguments and results; nothing is run, and shapes are enough.
+
+    Compiled to be looked at: the same arrays as always, without the polish that makes a program fast.
+    """
+    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    return jit(f).lower(*args).compile(quick).memory_analysis().temp_size_in_bytes
+
+
+def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array, workspace: bool = True) -> Chain:
     """The chain as its program has it: bytes that each layer's gradient needs, operations as costs.
 
-    Each layer is compiled alone, to see what it takes while it runs. Nothing is run, and shapes are enough.
+    Nothing is run, and shapes are enough. With `workspace`, each layer is compiled alone, to see what it takes while
+    it runs. Layers that are alike are looked at once.
     """
-    made, size, profile_layer = [], program.nbytes(x), functools.cache(_profile)  # equal layers are compiled once
+    made, size = [], program.nbytes(x)
     for number, (layer, p) in enumerate(zip(layers, params, strict=True)):
-        out = _one_array(number, jax.eval_shape(layer, p, x))
-        shapes, tree = jax.tree.flatten(jax.eval_shape(lambda *args: args, p, x, out))
-        made.append(profile_layer(layer, tree, *shapes))
-        x = out
+        leaves, tree = jax.tree.flatten((p, x))
+        shapes = [jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+        entry, out = _profile(layer, tree, workspace, *shapes)
+        x = _one_array(number, out)
+        made.append(entry)
     return Chain(size, tuple(made))
 
 
-def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> Layer:
+@functools.lru_cache(maxsize=256)
+def _profile(layer: LayerFunction, tree: Any, workspace: bool, *shapes: jax.ShapeDtypeStruct) -> tuple[Any, Any]:
+    """What a layer takes, and the shape of its result; nothing for a layer that returns no array."""
+
     def back(p: Any, x: Array, g: Array) -> Any:
         return jax.vjp(layer, p, x)[1](g)
 
-    def work(f: Callable[..., Any], *args: Any) -> int:
-        return jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    def both(p: Any, x: Array, g: Array) -> Any:  # without its result, a part of the forward pass would not be counted
+        out, pull = jax.vjp(layer, p, x)
+        return out, pull(g)
 
-    p, x, out = tree.unflatten(shapes)
+    p, x = tree.unflatten(shapes)
+    if not hasattr(out := jax.eval_shape(layer, p, x), "dtype"):
+        return None, out
     output, forward = program.nbytes(out), program.flops(layer, p, x)
-    saved = output + program.kept_bytes(layer, p, x)
-    backward, backward_work = program.flops(back, p, x, out) - forward, max(work(back, p, x, out) - saved, 0)
-    return Layer(output, saved, forward, backward, work(layer, p, x), backward_work)
+    saved, backward = output + program.kept_bytes(layer, p, x), program.flops(both, p, x, out) - forward
+    if not workspace:
+        return Layer(output, saved, forward, backward), out
+    works = compiled_bytes(layer, p, x), max(compiled_bytes(back, p, x, out) - saved, 0)
+    return Layer(output, saved, forward, backward, *works), out
 
 
-class Account(NamedTuple):
-    """What the program of a gradient keeps and computes, counted in the program itself."""
+# A transformer
 
-    kept: int  # bytes that the way forward leaves for the backward pass, beside the arguments
-    forward: float  # floating-point operations of the function
-    gradient: float  # of value and gradient together
-    again: float  # part of `gradient` that computes again what was known before
+SIDES = {"qkv": (64, 192), "out": (64, 64), "up": (64, 256), "down": (256, 64)}  # of the weights of a block
 
 
-def account(f: Callable[..., Array], *args: Any) -> Account:
-    """Count what value and gradient of a scalar `f` keep and compute again; nothing is computed."""
-    saving = program.forgetting_nothing(f, *args)
-    least = program.flops(jax.value_and_grad(lambda *args: saving(*jax.tree.leaves(args))[0]), *args)
-    gradient = program.flops(jax.value_and_grad(f), *args)
-    return Account(program.kept_bytes(f, *args), program.flops(f, *args), gradient, gradient - least)
+def transformer_block(p: Mapping[str, Array], x: Array, heads: int = 4) -> Array:
+    """Attention and an MLP on (sequences, tokens, 64) numbers; the results of five products have names."""
+
+    def norm(x: Array) -> Array:
+        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+    qkv = checkpoint_name(norm(x) @ p["qkv"], "qkv")
+    q, k, v = qkv.reshape(*x.shape[:2], 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    scores = checkpoint_name(q @ k.swapaxes(-1, -2), "scores")
+    average = checkpoint_name(jax.nn.softmax(scores / math.sqrt(q.shape[-1])) @ v, "average")
+    x = x + checkpoint_name(average.swapaxes(1, 2).reshape(x.shape) @ p["out"], "attention")
+    return x + jax.nn.gelu(checkpoint_name(norm(x) @ p["up"], "hidden")) @ p["down"]
+
+
+def kept_and_again(policy: Callable[..., bool], tokens: int, blocks: int = 6) -> tuple[float, float]:
+    """Megabytes that blocks save under a policy for eight sequences, and % of a forward pass that runs again."""
+    kept, work, forward = _of_block(policy, tokens)
+    least = _of_block(jax.checkpoint_policies.everything_saveable, tokens)[1]
+    return blocks * kept / 1e6, 100 * (work - least) / forward
+
+
+@functools.lru_cache(maxsize=64)
+def _of_block(policy: Callable[..., bool], tokens: int) -> tuple[float, float, float]:
+    """Bytes saved, and operations of the gradient and of the forward pass."""
+    p = {name: jax.ShapeDtypeStruct(side, jnp.float32) for name, side in SIDES.items()}
+    x, block = jax.ShapeDtypeStruct((8, tokens, 64), jnp.float32), jax.checkpoint(transformer_block, policy=policy)
+
+    def loss(p: Any, x: Array) -> Array:
+        return (block(p, x) ** 2).mean()
+
+    work = program.flops(jax.value_and_grad(loss), p, x)
+    return program.kept_bytes(loss, p, x), work, program.flops(transformer_block, p, x)
 
 
 def _one_array(number: int, out: Any) -> Any:

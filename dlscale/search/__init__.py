@@ -1,13 +1,11 @@
-"""Searching for good settings: where to look next, when to give up, and many workers at once.
+"""Searching for good settings: a table of training runs, searches that ask and are told, and when to give up.
 
 A space is axes of values; a point is a tuple of places on them. Every search answers two calls: `ask()` says which
-point to train next and up to how many epochs, `tell` hears how it went. `run` drives any of them, with one worker or
-many, and keeps a log of all that was paid for.
+point to train next and up to how many epochs, `tell` hears how it went. `run` drives any of them until its epochs are
+spent, and keeps a log of all trials that were paid for.
 """
 
-import bisect
 import functools
-import heapq
 import itertools
 import math
 from collections import deque
@@ -15,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from scipy.optimize import least_squares
 
@@ -23,8 +20,7 @@ from dlscale.lab import checks
 
 Rng = np.random.Generator
 Point = tuple[int, ...]
-Settings = dict[str, np.ndarray]  # numbers by name, one for each member of a population
-Score = Callable[[Point, int], float]  # of a point, trained for so many epochs; or the time that it takes
+Score = Callable[[Point, int], float]  # validation accuracy of a point, trained for so many epochs
 Job = tuple[Point, int]  # a point, and the epochs that it is to be trained up to
 
 
@@ -63,17 +59,6 @@ class Space:
         other = (point[axis] + rng.integers(1, self.sizes[axis])) % self.sizes[axis]
         return (*point[:axis], int(other), *point[axis + 1 :])
 
-    def grid(self, count: int, rng: Rng) -> list[Point]:
-        """At most `count` points, evenly spaced: one value more where most are left, while it fits."""
-        levels = [1] * len(self.sizes)
-        while True:
-            fits = [a for a, n in enumerate(levels) if n < self.sizes[a] and math.prod(levels) // n * (n + 1) <= count]
-            if not fits:
-                break
-            levels[max(fits, key=lambda a: (self.sizes[a] / levels[a], rng.random()))] += 1
-        shifted = zip(rng.random(len(levels)), levels, self.sizes, strict=True)
-        return list(itertools.product(*([int((i + u) * size / n) for i in range(n)] for u, n, size in shifted)))
-
 
 @dataclass(frozen=True)
 class Table:
@@ -98,30 +83,34 @@ class Table:
 
     @functools.cached_property
     def quality(self) -> np.ndarray:
-        """(*sizes) test accuracy to be expected of a point: the mean over the seeds."""
+        """(*sizes) test accuracy to be expected of a setting: the mean over the seeds."""
         return self.test.mean(-1)
 
-    def scorer(self, rng: Rng, noise: float | None = 0.0) -> Score:
-        """Training as a search sees it: each point has a seed, drawn when it is first asked for.
-
-        `noise`: deviation of what is added to each score, as by a smaller validation set. None: no luck at all, not
-        even the seed's; the score is the mean over the seeds.
-        """
-        seeds: dict[Point, int] = {}
-
-        def score(point: Point, epochs: int) -> float:
-            if noise is None:
-                return float(self.curves[point][:, epochs - 1].mean())
-            seed = seeds.setdefault(point, int(rng.integers(self.curves.shape[-2])))
-            return float(self.curves[point][seed, epochs - 1] + noise * rng.normal())
-
-        return score
-
     def shuffled(self, rng: Rng) -> "Table":
-        """The same runs, dealt out to the points anew: what a search can learn is then nothing."""
+        """The same runs, dealt out to the points anew: neighbours have nothing in common any more."""
         order = rng.permutation(self.space.size)
         deal = lambda a, tail: a.reshape(-1, *tail)[order].reshape(a.shape)  # noqa: E731
         return Table(self.space, deal(self.curves, self.curves.shape[-2:]), deal(self.test, self.test.shape[-1:]))
+
+
+class Lookup:
+    """Training as a search sees it, looked up: each point has one of the table's seeds, drawn when it is first asked.
+
+    Called with a point and its epochs, it returns the validation accuracy then.
+    """
+
+    def __init__(self, table: Table, rng: Rng) -> None:
+        self.table, self.rng, self.seeds = table, rng, {}
+
+    def seed(self, point: Point) -> int:
+        return self.seeds.setdefault(point, int(self.rng.integers(self.table.test.shape[-1])))
+
+    def __call__(self, point: Point, epochs: int) -> float:
+        return float(self.table.curves[point][self.seed(point), epochs - 1])
+
+    def test(self, point: Point) -> float:
+        """Test accuracy of the same network after its last epoch."""
+        return float(self.table.test[point][self.seed(point)])
 
 
 # Searches
@@ -130,7 +119,7 @@ class Table:
 class Search:
     """Random search, and what all others share: no point is trained twice.
 
-    `ask()` returns a job, or None while it must wait for others to end. Raises ValueError when no point is left.
+    `ask()` returns a job. Raises ValueError when no point is left.
     """
 
     def __init__(self, space: Space, rng: Rng, epochs: int) -> None:
@@ -146,33 +135,22 @@ class Search:
         self.asked.add(point)
         return point
 
-    def ask(self) -> Job | None:
+    def ask(self) -> Job:
         return self.new(self.space.draw(self.rng)), self.epochs
 
     def tell(self, point: Point, epochs: int, score: float) -> None: ...
 
 
-class Grid(Search):
-    """The points of an even grid of so many trials, in random order."""
-
-    def __init__(self, space: Space, rng: Rng, epochs: int, trials: int) -> None:
-        super().__init__(space, rng, epochs)
-        self.waiting = rng.permutation(space.grid(trials, rng)).tolist()
-
-    def ask(self) -> Job | None:
-        return (self.new(tuple(self.waiting.pop())), self.epochs) if self.waiting else super().ask()
-
-
 class Evolution(Search):
     """Regularised: the best of a sample is mutated, and the oldest of the population dies (Real et al. 2018)."""
 
-    def __init__(self, *given: Any, population: int = 20, sample: int = 5) -> None:
+    def __init__(self, *given: Any, population: int = 8, sample: int = 5) -> None:
         super().__init__(*given)
         self.sample, self.alive, self.born = sample, deque(maxlen=population), 0
 
-    def ask(self) -> Job | None:
+    def ask(self) -> Job:
         self.born += 1
-        if self.born <= self.alive.maxlen or not self.alive:
+        if self.born <= self.alive.maxlen:
             return super().ask()
         contest = [self.alive[i] for i in self.rng.integers(len(self.alive), size=self.sample)]
         return self.new(self.space.mutate(max(contest)[1], self.rng)), self.epochs
@@ -189,25 +167,19 @@ class Swarm(Search):
         self.inertia, self.pull, self.sizes = inertia, pull, np.array(self.space.sizes)
         self.at = self.rng.random((particles, len(self.sizes))) * self.sizes
         self.velocity, self.best, self.score = np.zeros_like(self.at), self.at.copy(), np.full(particles, -np.inf)
-        self.idle, self.flying = deque(range(particles)), {}
+        self.turn = 0
 
-    def ask(self) -> Job | None:
-        if not self.idle:
-            return None
-        i = self.idle.popleft()
-        point = self.new(tuple(self.at[i].astype(int).tolist()))
-        self.flying[point] = i
-        return point, self.epochs
+    def ask(self) -> Job:
+        return self.new(tuple(self.at[self.turn].astype(int).tolist())), self.epochs
 
     def tell(self, point: Point, epochs: int, score: float) -> None:
-        i = self.flying.pop(point)
+        i, self.turn = self.turn, (self.turn + 1) % len(self.at)
         if score > self.score[i]:
             self.score[i], self.best[i] = score, self.at[i]
         own, all_ = self.rng.random((2, len(self.sizes)))
         pulls = own * (self.best[i] - self.at[i]) + all_ * (self.best[self.score.argmax()] - self.at[i])
         self.velocity[i] = self.inertia * self.velocity[i] + self.pull * pulls
         self.at[i] = np.clip(self.at[i] + self.velocity[i], 0, self.sizes - 1e-9)
-        self.idle.append(i)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
@@ -217,12 +189,12 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 class Controller(Search):
     """A policy that draws a value on each axis, and learns by REINFORCE (Zoph & Le 2016, theirs a recurrent net)."""
 
-    def __init__(self, *given: Any, rate: float = 3.0, forget: float = 0.9) -> None:
+    def __init__(self, *given: Any, rate: float = 10.0, forget: float = 0.7) -> None:
         super().__init__(*given)
         self.rate, self.forget, self.baseline = rate, forget, None
         self.logits = [np.zeros(size) for size in self.space.sizes]
 
-    def ask(self) -> Job | None:
+    def ask(self) -> Job:
         drawn = [np.searchsorted(_softmax(logits).cumsum()[:-1], self.rng.random()) for logits in self.logits]
         return self.new(tuple(map(int, drawn))), self.epochs
 
@@ -235,30 +207,6 @@ class Controller(Search):
         self.baseline = self.forget * self.baseline + (1 - self.forget) * score
 
 
-class Parzen(Search):
-    """Values frequent among good trials and rare among the others, axis by axis (TPE, Bergstra et al. 2011)."""
-
-    def __init__(self, *given: Any, first: int = 10, good: float = 0.15, candidates: int = 24) -> None:
-        super().__init__(*given)
-        self.first, self.good, self.candidates, self.told = first, good, candidates, []
-
-    def ask(self) -> Job | None:
-        if len(self.told) < self.first:
-            return super().ask()
-        order = np.argsort([-score for score, _ in self.told])
-        points, cut = np.array([point for _, point in self.told])[order], math.ceil(self.good * len(order))
-        axes = zip(points.T, self.space.sizes, strict=True)
-        return self.new(tuple(self._value(places, size, cut) for places, size in axes)), self.epochs
-
-    def _value(self, places: np.ndarray, size: int, cut: int) -> int:
-        good, rest = (np.bincount(part, minlength=size) + 1.0 for part in (places[:cut], places[cut:]))
-        drawn = np.searchsorted(good.cumsum()[:-1] / good.sum(), self.rng.random(self.candidates))
-        return int(drawn[(good / rest)[drawn].argmax()])
-
-    def tell(self, point: Point, epochs: int, score: float) -> None:
-        self.told.append((score, point))
-
-
 def brackets(epochs: int, keep: int) -> list[tuple[int, int]]:
     """Hyperband's (Li et al. 2017): (points, first epochs), from many and early to few and late."""
     last = max(s for s in range(epochs) if keep**s <= epochs)
@@ -269,21 +217,18 @@ class Halving(Search):
     """Successive halving: of each rung the best go on, one of `keep`, for `keep` times as many epochs.
 
     `plan`: (points, first epochs) of the brackets, in turn; by default the most thrifty alone. All `brackets` together
-    are Hyperband. A rung waits for its last trial.
+    are Hyperband.
     """
 
     def __init__(self, *given: Any, keep: int = 4, plan: Sequence[tuple[int, int]] | None = None) -> None:
         super().__init__(*given)
         checks.whole("keep", keep, low=2)
         self.keep, self.plan = keep, itertools.cycle(plan or brackets(self.epochs, keep)[:1])
-        self.waiting, self.results, self.out, self.at = deque(), [], 0, self.epochs
+        self.waiting, self.results, self.at = deque(), [], self.epochs
 
-    def ask(self) -> Job | None:
-        if not self.waiting and not self.out:
-            self._next_rung()
+    def ask(self) -> Job:
         if not self.waiting:
-            return None
-        self.out += 1
+            self._next_rung()
         return self.waiting.popleft(), self.at
 
     def _next_rung(self) -> None:
@@ -296,146 +241,61 @@ class Halving(Search):
         self.results = []
 
     def tell(self, point: Point, epochs: int, score: float) -> None:
-        self.out -= 1
         self.results.append((score, point))
-
-
-class Asynchronous(Search):
-    """Halving without waiting: whoever is in the best of what its rung has now goes on (ASHA, Li et al. 2018)."""
-
-    def __init__(self, *given: Any, keep: int = 4, first: int = 1) -> None:
-        super().__init__(*given)
-        rungs = itertools.takewhile(lambda e: e < self.epochs, (first * keep**i for i in itertools.count()))
-        self.keep, self.first, self.results, self.gone = keep, first, {epochs: [] for epochs in rungs}, set()
-
-    def ask(self) -> Job | None:
-        for epochs, results in reversed(self.results.items()):
-            for _, point in results[: -(len(results) // self.keep) - 1 : -1]:  # from the best down
-                if (point, epochs) not in self.gone:
-                    self.gone.add((point, epochs))
-                    return point, min(self.epochs, epochs * self.keep)
-        return self.new(self.space.draw(self.rng)), self.first
-
-    def tell(self, point: Point, epochs: int, score: float) -> None:
-        if epochs in self.results:
-            bisect.insort(self.results[epochs], (score, point))
 
 
 # Driving them
 
 
 class Trial(NamedTuple):
-    """A job that ended: its epochs, how many of them were paid for now, its score, and when and where it ran."""
+    """A job that ended: the epochs that the point has now, how many of them were paid for, and its score."""
 
     point: Point
     epochs: int
     paid: int
     score: float
-    begin: float
-    end: float
-    worker: int
 
 
-def run(
-    search: Search, score: Score, budget: float, workers: int = 1, seconds: Score = lambda point, epochs: epochs
-) -> list[Trial]:
-    """Drive a search until the next job would cost more epochs than are left; the log in order of the trials' ends.
+def run(search: Search, score: Score, budget: int) -> list[Trial]:
+    """Drive a search until the next job would cost more epochs than are left; return the log of its trials.
 
-    A point that goes on pays for the further epochs only. `seconds(point, epochs)` is the simulated time of a job.
-    Raises ValueError for a budget below the first trial.
+    A point that goes on pays for the further epochs only. Raises ValueError for a budget below the first trial.
     """
-    checks.whole("workers", workers)
-    log, running, idle, trained, clock, spent = [], [], list(range(workers))[::-1], {}, 0.0, 0
+    log: list[Trial] = []
+    trained: dict[Point, int] = {}
     while True:
-        while idle and spent <= budget and (job := search.ask()) is not None:
-            point, epochs = job
-            paid = epochs - trained.get(point, 0)
-            spent += paid
-            if spent > budget:
-                break
-            trained[point], worker = epochs, idle.pop()
-            trial = Trial(point, epochs, paid, score(point, epochs), clock, clock + seconds(point, paid), worker)
-            heapq.heappush(running, (trial.end, worker, trial))
-        if not running:
+        point, epochs = search.ask()
+        paid = epochs - trained.get(point, 0)
+        budget -= paid
+        if budget < 0:
             break
-        clock, worker, trial = heapq.heappop(running)
-        idle.append(worker)
-        log.append(trial)
-        search.tell(trial.point, trial.epochs, trial.score)
+        trained[point] = epochs
+        log.append(Trial(point, epochs, paid, score(point, epochs)))
+        search.tell(*log[-1][:2], log[-1].score)
     if not log:
-        raise ValueError(f"A budget of {budget} epochs is below one trial: the first needs {paid}.")
+        raise ValueError(f"A budget of {budget + paid} epochs is below one trial: the first needs {paid}.")
     return log
 
 
-def _spent(log: Sequence[Trial], by: str) -> np.ndarray:
-    checks.known("measure", by, ("paid", "end"))
-    return np.array([trial.end for trial in log]) if by == "end" else np.cumsum([trial.paid for trial in log])
-
-
-def chosen(log: Sequence[Trial], table: Table, at: Sequence[float], by: str = "paid") -> np.ndarray:
-    """The quality of the point with the best score so far, for each budget `at`; NaN before the first trial.
-
-    `by`: "paid" counts epochs, "end" the time on the clock.
-    """
-    score = np.array([trial.score for trial in log])
-    holders = np.maximum.accumulate(np.where(score == np.maximum.accumulate(score), np.arange(len(log)), 0))
-    quality = np.array([table.quality[trial.point] for trial in log])[holders]
-    last = np.searchsorted(_spent(log, by), at, side="right") - 1
-    return np.where(last < 0, np.nan, quality[last])
-
-
-def reached(log: Sequence[Trial], table: Table, target: float, by: str = "paid") -> float:
-    """What was paid, or the time, until the chosen point is first as good as `target`; infinite if it never was.
-
-    Raises ValueError for a target that no point of the table reaches.
-    """
-    if target > table.quality.max():
-        raise ValueError(f"No point of the table reaches {target:.3f}: the best has {table.quality.max():.3f}.")
-    at = _spent(log, by)
-    good = chosen(log, table, at, by) >= target
-    return float(at[good.argmax()]) if good.any() else math.inf
+def winner(log: Sequence[Trial], epochs: int, budget: float = math.inf) -> Point | None:
+    """The point that a search hands over: of those trained for all `epochs` within a budget the best on validation."""
+    paid = np.cumsum([trial.paid for trial in log])
+    done = [(t.score, t.point) for t, spent in zip(log, paid, strict=True) if t.epochs == epochs and spent <= budget]
+    return max(done)[1] if done else None
 
 
 # Population-based training
 
 
-Piece = Callable[[Any, Settings, int], tuple[Any, np.ndarray]]
+def takeover(scores: np.ndarray, rng: Rng, share: float = 0.25) -> np.ndarray:
+    """For each member the one whose weights and settings it goes on with (Jaderberg et al. 2017).
 
-
-class Population(NamedTuple):
-    """What became of a population: the members' last state, and what happened in each piece of training."""
-
-    state: Any  # each leaf (members, …)
-    scores: np.ndarray  # (pieces, members)
-    settings: Settings  # each (pieces, members)
-    parents: np.ndarray  # (pieces, members) whose state and setting each member went on with
-
-
-def evolve(
-    piece: Piece, state: Any, settings: Settings, pieces: int, rng: Rng, exploit: bool = True, explore: bool = True
-) -> Population:
-    """Train a population; the worst quarter takes over state and setting of the best (Jaderberg et al. 2017).
-
-    `piece(state, settings, number)` trains all members and returns their state and scores; then some are taken over.
-    Their settings are multiplied by 0.8 or 1.2 if they `explore`.
+    The worst `share` of the members take over one of the best `share` each; all others keep their own.
     """
-    settings, scores, used, parents = dict(settings), [], [], []
-    members = len(next(iter(settings.values())))
-    few, source = max(1, members // 4), np.arange(members)
-    for number in range(checks.whole("pieces", pieces)):
-        used.append(settings), parents.append(source)
-        state, score = piece(state, settings, number)
-        scores.append(np.asarray(score))
-        source = np.arange(members)
-        if exploit and number < pieces - 1:
-            order = np.argsort(scores[-1])
-            source[order[:few]] = rng.permutation(order[-few:])
-            state = jax.tree.map(lambda leaf, source=source: leaf[source], state)
-            moved = source != np.arange(members) if explore else np.zeros(members, bool)
-            factors = {name: np.where(moved, rng.choice([0.8, 1.2], members), 1) for name in settings}
-            settings = {name: (factors[name] * value[source]).astype(value.dtype) for name, value in settings.items()}
-    history = {name: np.array([setting[name] for setting in used]) for name in settings}
-    return Population(state, np.array(scores), history, np.array(parents))
+    order, source = np.argsort(scores), np.arange(len(scores))
+    few = max(1, int(share * len(scores)))
+    source[order[:few]] = rng.permutation(order[-few:])
+    return source
 
 
 # Scaling laws

@@ -1,4 +1,4 @@
-"""The recorded experiments of notebook 15: a table of training runs to search in, and a grid of sizes of nets and data.
+"""The recorded experiments: a table of training runs to search in, searches that train, and sizes of nets and data.
 
 The table has a training run for every point of a space of small networks and hyperparameters, with three seeds, and the
 validation accuracy after each epoch: so that any search runs on real results in milliseconds, as on NAS-Bench-101
@@ -8,7 +8,7 @@ validation accuracy after each epoch: so that any search runs on real results in
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,10 @@ import numpy as np
 import optax
 from jax import Array
 
-from dlscale.course.records import Experiment, Record, RunTrials, read
+from dlscale.course.records import Experiment, Record, RunTrials
 from dlscale.lab import data, models
 from dlscale.lab.models import Layer, Model, Params
-from dlscale.search import Asynchronous, Halving, Job, Point, Population, Search, Space, Table, chosen, evolve, run
+from dlscale.search import Evolution, Halving, Point, Search, Space, Table, run, takeover, winner
 
 STRUCTURE = {"convolutions": (0, 1, 2), "layers": (1, 2), "width": (16, 64)}
 TRAINING = {
@@ -69,14 +69,6 @@ def network(convolutions: int, layers: int, width: int) -> Model:
 def parameters(model: Model) -> int:
     """Numbers that are trained."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0))))
-
-
-def flops(convolutions: int, layers: int, width: int) -> int:
-    """Multiplications and additions of an example, forward, in convolutions and dense layers."""
-    places = (18, 8)
-    front = [math.prod(shape) * at for shape, at in zip(CONVOLUTIONS.values(), places, strict=True)][:convolutions]
-    sizes = [FEATURES[convolutions], *[width] * layers, 10]
-    return 2 * (sum(front) + sum(a * b for a, b in itertools.pairwise(sizes)))
 
 
 @functools.cache
@@ -218,95 +210,139 @@ TABLE = Experiment(
 )  # fmt: skip
 
 
-# Populations, against the same members trained without taking over
+# The race: searches that train, on reserved seeds
 
-MEMBERS, PIECES, POPULATION_SEEDS = 16, 8, range(20, 36)
-NET = (0, 2, 32)
-ARMS: dict[str, dict[str, Any]] = {
-    "population-based": {},
-    "exploit only": {"explore": False},
-    "random search": {"exploit": False},
-    "random search, cosine": {"exploit": False, "cosine": 1.0},
-}
+BUDGET, MEMBERS, PIECE_EPOCHS = 640, 40, 2
+RACE_SEEDS = range(11_600, 11_632)
+AGAIN = 3  # trainings of a setting that is judged
+RACERS = {"random": Search, "evolution": Evolution, "halving": Halving}  # as they come: halving keeps one of four
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def train_members(
-    model: Model, state: Any, settings: Mapping[str, Array], rows: Array, total: int, parts: Mapping[str, Any]
+def _epoch(
+    model: Model, state: Any, setting: Mapping[str, Array], rows: Array, parts: Mapping[str, Any]
 ) -> tuple[Any, Array, Array]:
-    """Train all members, side by side, for the epochs of `rows`; every leaf has an axis of members.
+    """One epoch: the state, right answers of validation, and the loss of an early step."""
+    state, (counts, losses) = train(model, state, setting, rows, EPOCHS * rows.size // BATCH, parts)
+    return state, counts[0], losses[0, EARLY]
 
-    Returns the state, validation accuracies at the end, and the loss of an early step.
+
+_right, _start = jax.jit(right, static_argnums=0), jax.jit(start, static_argnums=0)
+
+
+class Network:
+    """One network in training: `train` continues it, `validation` is its accuracy now."""
+
+    def __init__(self, point: Point, seed: int) -> None:
+        setting = Space(AXES).setting(point)
+        self.model = network(*(setting[name] for name in STRUCTURE))
+        self.setting = numbers(*(setting[name] for name in TRAINING))
+        self.state, self.rows, self.epochs = _start(self.model, np.uint32(seed)), order(seed), 0
+
+    def train(self, epochs: int) -> float:
+        """Train up to so many epochs in all; return the validation accuracy then."""
+        for number in range(self.epochs, epochs):
+            rows = self.rows[number : number + 1]
+            self.state, count, early = _epoch(self.model, self.state, self.setting, rows, examples())
+            self.early_loss = self.early_loss if number else float(early)
+            self.validation = int(count) / JUDGED
+        self.epochs = epochs
+        return self.validation
+
+    def test(self) -> float:
+        return int(_right(self.model, self.state[0], *examples()["test"])) / TESTED
+
+    def copy(self, other: "Network") -> None:
+        """Take over the weights, the structure and the settings of another."""
+        self.model, self.state, self.setting = other.model, other.state, dict(other.setting)
+
+
+class Training:
+    """What `Lookup` is for a table, with training in its place: called with a point and its epochs."""
+
+    def __init__(self, seed: int) -> None:
+        self.seeds, self.networks = np.random.default_rng([seed, 1]), {}
+
+    def __call__(self, point: Point, epochs: int) -> float:
+        if point not in self.networks:
+            self.networks[point] = Network(point, int(self.seeds.integers(2**31)))
+        return self.networks[point].train(epochs)
+
+
+def evolve(seed: int) -> tuple[list[Network], dict[str, np.ndarray]]:
+    """Population-based training: the members at the end, and what happened in each piece of two epochs.
+
+    The members begin as the trials of random search with this seed. Scores, rates and parents are (pieces, members).
     """
-    one = lambda state, setting, rows: train(model, state, setting, rows, total, parts)  # noqa: E731
-    state, (counts, losses) = jax.vmap(one)(state, settings, rows)
-    return state, counts[:, -1] / JUDGED, losses[:, 0, EARLY]
+    search, training = Search(Space(AXES), np.random.default_rng(seed), EPOCHS), Training(seed)
+    points, rng = [search.ask()[0] for _ in range(MEMBERS)], np.random.default_rng([seed, 2])
+    pieces = EPOCHS // PIECE_EPOCHS
+    found = {name: np.zeros((pieces, MEMBERS)) for name in ("scores", "rates", "parents")}
+    source = np.arange(MEMBERS)
+    for piece in range(pieces):
+        scores = [training(point, PIECE_EPOCHS * (piece + 1)) for point in points]
+        members = [training.networks[point] for point in points]
+        rates = [float(member.setting["rate"]) for member in members]
+        for name, values in (("scores", scores), ("rates", rates), ("parents", source)):
+            found[name][piece] = values
+        source = takeover(np.array(scores), rng) if piece < pieces - 1 else np.arange(MEMBERS)
+        for member, parent in zip(members, source, strict=True):
+            if members[parent] is not member:
+                member.copy(members[parent])
+                for name in ("rate", "decay"):
+                    member.setting[name] *= np.float32(rng.choice([0.8, 1.2]))
+    return members, found
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _start_members(model: Model, seeds: Array) -> Any:
-    return jax.vmap(lambda seed: start(model, seed))(seeds)
+def race_trial(method: str, seed: int) -> dict[str, float]:
+    """What a search hands over after 640 epochs of training, in percent: its network's test and validation accuracy.
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def _test_members(model: Model, params: Params, x: Array, y: Array) -> Array:
-    return jax.vmap(lambda params: right(model, params, x, y))(params) / len(y)
-
-
-def population(arm: str, seed: int) -> tuple[Population, dict[str, float]]:
-    """A population of one arm, and in percent the test accuracy of the member best on validation, and that one's.
-
-    Rate and decay of the members are drawn, and are what changes; momentum is 0.9.
+    Of random search also the test accuracy after 1,280 epochs, and that of the setting chosen after 640, trained again.
     """
-    rng, model, options = np.random.default_rng([seed, 7]), network(*NET), dict(ARMS[arm])
-    fixed = {"momentum": np.full(MEMBERS, 0.9, np.float32)}
-    fixed["cosine"] = np.full(MEMBERS, options.pop("cosine", 0.0), np.float32)
-    drawn = {"rate": 2 ** rng.uniform(-9, -1, MEMBERS), "decay": 10 ** rng.uniform(-5, -2, MEMBERS)}
-    numbers = MEMBERS * seed + np.arange(MEMBERS)
-    rows = np.stack([order(int(number)) for number in numbers])
-    rows, early = rows.reshape(MEMBERS, PIECES, EPOCHS // PIECES, *rows.shape[2:]), []
-
-    def piece(state: Any, settings: Mapping[str, np.ndarray], number: int) -> tuple[Any, np.ndarray]:
-        given = dict(settings) | fixed
-        state, scores, losses = train_members(model, state, given, rows[:, number], rows[0].size // BATCH, examples())
-        early.append(float(losses.mean()))
-        return state, scores
-
-    begin = _start_members(model, numbers.astype(np.uint32))
-    settings = {name: values.astype(np.float32) for name, values in drawn.items()}
-    found = evolve(piece, begin, settings, PIECES, rng, **options)
-    best = found.scores[-1].argmax()
-    test = 100 * float(_test_members(model, found.state[0], *examples()["test"])[best])
-    return found, {"test": test, "validation": 100 * float(found.scores[-1, best]), "early_loss": early[0]}
+    if method == "population":
+        members, _ = evolve(seed)
+        best, twice, again = max(members, key=lambda member: member.validation), math.nan, math.nan
+        early = members[0].early_loss
+    else:
+        training, twice, again = Training(seed), math.nan, math.nan
+        search = RACERS[method](Space(AXES), np.random.default_rng(seed), EPOCHS)
+        log = run(search, training, BUDGET * (1 + (method == "random")))
+        point = winner(log, EPOCHS, BUDGET)
+        best, early = training.networks[point], training.networks[log[0].point].early_loss
+        if method == "random":
+            twice = 100 * training.networks[winner(log, EPOCHS)].test()
+            new = [Network(point, int(other)) for other in np.random.default_rng([seed, 3]).integers(2**31, size=AGAIN)]
+            for one in new:
+                one.train(EPOCHS)
+            again = 100 * float(np.mean([one.test() for one in new]))
+    found = {"test": 100 * best.test(), "validation": 100 * best.validation, "twice": twice, "again": again}
+    return {name: round(value, 3) for name, value in found.items()} | {"early_loss": round(early, 5)}
 
 
-def population_trial(arm: str, seed: int) -> dict[str, float]:
-    """Test and validation accuracy of the member best on validation, in percent; the members' mean early loss."""
-    return population(arm, seed)[1]
+def race_plan(run: RunTrials) -> None:
+    """Every method with the same seeds: the same first settings, weights and orders."""
+    run([{"method": method, "seed": seed} for seed in RACE_SEEDS for method in (*RACERS, "population")])
 
 
-def population_plan(run: RunTrials) -> None:
-    """Every arm with the same seeds: the same members, data and orders."""
-    run([{"arm": next(iter(ARMS)), "seed": POPULATION_SEEDS[0]}])
-    run([{"arm": arm, "seed": seed} for arm in ARMS for seed in POPULATION_SEEDS])
-
-
-POPULATIONS = Experiment(
-    "search-populations", "population-based training and the same populations without exploiting, with 16 seeds",
-    population_trial, population_plan, {"test": 1.0, "validation": 1.0, "early_loss": 0.02},
-    chaotic=("test", "validation"), drawn={"arm": "population-based"},
+RACE = Experiment(
+    "search-race", "random search, evolution, halving and population-based training, 640 epochs each, reserved seeds",
+    race_trial, race_plan,
+    dict.fromkeys(("test", "validation", "twice", "again"), 2.0) | {"early_loss": 0.02},
+    chaotic=("test", "validation", "twice", "again"), drawn={"method": "population"},
+    confirms=("search-evolution", "search-population", "search-halving", "search-flatter"),
 )  # fmt: skip
 
 
-# Sizes: networks from 118 to 23,050 parameters, training sets from 188 to 6,000 examples
+# Sizes of networks and training sets, for a scaling law, on reserved seeds
 
 WIDTHS = tuple(2**i for i in range(1, 8))
 SIZES = (188, 375, 750, 1500, 3000, 6000)
-ADAM_RATES = (2.0**-9, 2.0**-7, 2.0**-5)
-BEYOND = {0: (2.0**-11,), 2: (2.0**-3,)}  # by the place of the best of these
-SIZES_SEEDS = range(10, 15)
+# Adam's rate, a power of two: the best of three or four, by the validation loss of seeds 10 to 14
+RATES = {("dense", width, 6000): power for width, power in zip(WIDTHS, (-5, -5, -5, -7, -7, -7, -7), strict=True)}
+RATES |= {("dense", 128, size): power for size, power in zip(SIZES, (-11, -11, -11, -9, -7, -7), strict=True)}
+RATES |= {("convolutional", 64, size): -5 for size in (750, 6000)}
+SIZES_SEEDS = range(11_640, 11_656)
 STEPS, SIZES_BATCH, PIECE = 2048, 64, 64
-NOTED = tuple(64 * 2**i for i in range(6))  # steps after which the test loss is noted
 
 
 @functools.cache
@@ -352,12 +388,12 @@ def _grow(model: Model, rate: Array, seed: Array, rows: Array, parts: Mapping[st
     return jax.lax.scan(piece, (params, optimizer.init(params)), rows)[1]
 
 
-def sizes_trial(net: str, width: int, examples: int, rate: float, seed: int) -> dict[str, float]:
-    """Stopped where the validation loss is least: test loss and accuracy (percent), validation loss, steps until then.
+def sizes_trial(net: str, width: int, examples: int, seed: int) -> dict[str, float]:
+    """Stopped where the validation loss is least: test loss and accuracy (percent), steps until then.
 
-    And the test loss after some numbers of steps, that of step 20's minibatch.
+    And the loss of step 20's minibatch.
     """
-    rng, parts = np.random.default_rng(seed), many()
+    rng, parts, rate = np.random.default_rng(seed), many(), 2.0 ** RATES[net, width, examples]
     chosen = rng.permutation(len(parts["train"][1]))[:examples]
     epochs = -(-STEPS * SIZES_BATCH // examples)
     rows = np.concatenate([rng.permutation(chosen) for _ in range(epochs)])[: STEPS * SIZES_BATCH]
@@ -366,116 +402,21 @@ def sizes_trial(net: str, width: int, examples: int, rate: float, seed: int) -> 
         np.asarray, _grow(sized(net, width), np.float32(rate), np.uint32(seed), rows, parts)
     )
     best = int(np.argmin(np.nan_to_num(validation, nan=np.inf)))
-    found = {"loss": test[best], "validation": validation[best], "accuracy": 100 * accuracy[best]}
-    found |= {f"after{steps}": test[steps // PIECE - 1] for steps in NOTED} | {"early_loss": losses[0, EARLY]}
+    found = {"loss": test[best], "accuracy": 100 * accuracy[best], "early_loss": losses[0, EARLY]}
     return {name: round(float(value), 4) for name, value in found.items()} | {"steps": PIECE * (best + 1)}
 
 
 def sizes_plan(run: RunTrials) -> None:
-    """Every width with every number of examples, and one convolutional net with each of these; three rates each.
-
-    And where the best of them, by the validation loss, is the first or the last, the rate beyond it.
-    """
-    pairs = [*(("dense", width) for width in WIDTHS), ("convolutional", 64)]
-    for (net, width), size in itertools.product(pairs, SIZES):
-
-        def trained(rates: tuple[float, ...], at: Any = (net, width, size)) -> list[float]:
-            given = ((*at, *rest) for rest in itertools.product(rates, SIZES_SEEDS))
-            settings = [dict(zip(("net", "width", "examples", "rate", "seed"), one, strict=True)) for one in given]
-            run(settings[:1])  # what it compiles is there for the others
-            return [found["validation"] for found in run(settings)]
-
-        losses = np.reshape(trained(ADAM_RATES), (len(ADAM_RATES), -1)).mean(1)
-        trained(BEYOND.get(int(np.nan_to_num(losses, nan=np.inf).argmin()), ()))
+    """Dense nets of every width on all examples, the widest on fewer, a convolutional net on 750 and on all."""
+    for net, width, examples in RATES:
+        at = {"net": net, "width": width, "examples": examples}
+        run([at | {"seed": SIZES_SEEDS[0]}])  # what it compiles is there for the others
+        run([at | {"seed": seed} for seed in SIZES_SEEDS])
 
 
 SIZES_RUN = Experiment(
-    "search-sizes", "test loss against the sizes of network and training set, early stopped, at three or four rates",
-    sizes_trial, sizes_plan,
-    {"loss": 0.05, "validation": 0.05, "accuracy": 2.0, "early_loss": 0.02, "steps": 64.0}
-    | dict.fromkeys((f"after{steps}" for steps in NOTED), 0.05),
-    chaotic=("loss", "validation", "accuracy", "steps", *(f"after{steps}" for steps in NOTED)),
-    drawn={"net": "dense", "width": 16},
-)  # fmt: skip
-
-
-# Many workers, some slow jobs: searches on the table, in simulated time
-
-WORKERS, SLOW_SHARE, HORIZON = 16, 0.2, 4 * EPOCHS
-CHOOSING, JUDGING = range(300, 340), range(7000, 7300)  # pairs that choose both rivals, and those that judge them
-
-
-class Busy(Search):
-    """Synchronous halving that leaves no worker idle: where every open bracket waits, it begins another."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given)
-        self.given, self.options, self.open, self.owner = given, options, [], {}
-
-    def ask(self) -> Job:
-        for bracket in self.open:
-            if (job := bracket.ask()) is not None:
-                break
-        else:
-            bracket = Halving(*self.given, **self.options)
-            bracket.asked = self.asked  # no point twice, whichever bracket it is in
-            self.open.append(bracket)
-            job = bracket.ask()
-        self.owner[job[0]] = bracket
-        return job
-
-    def tell(self, point: Point, epochs: int, score: float) -> None:
-        self.owner[point].tell(point, epochs, score)
-
-
-def _way(kind: type[Search], first: int) -> Callable[..., Search]:
-    return lambda *given, keep: kind(*given, keep=keep, plan=[(first, 1)])
-
-
-WAITING = {
-    "halving": _way(Halving, 16), "halving, brackets of 64": _way(Halving, 64),
-    "halving, always busy": _way(Busy, 16), "halving, always busy, of 64": _way(Busy, 64),
-}  # fmt: skip
-WAYS = WAITING | {"asynchronous halving": Asynchronous}
-
-
-@functools.cache
-def _recorded() -> Table:
-    return table(read("search-table"))
-
-
-def clock_trial(method: str, keep: int, factor: int, seed: int) -> dict[str, float]:
-    """Test accuracy in percent of the setting chosen after the time of four full trainings; some jobs are slow.
-
-    A job in five takes `factor` times as long; `keep`: one of how many goes on.
-    """
-    ours, luck, slow = np.random.default_rng([seed, 8]).spawn(3)
-    search = WAYS[method](Space(AXES), ours, EPOCHS, keep=keep)
-
-    def seconds(point: Point, epochs: int) -> int:
-        return epochs * (factor if slow.random() < SLOW_SHARE else 1)
-
-    log = run(search, _recorded().scorer(luck), WORKERS * HORIZON, WORKERS, seconds)
-    return {"accuracy": round(100 * float(chosen(log, _recorded(), [HORIZON], "end")[0]), 4)}
-
-
-def clock_plan(run: RunTrials) -> None:
-    """Every way with one of 2 and one of 4 kept, on seeds that choose; on others the best that does not wait.
-
-    And the best two that wait.
-    """
-
-    def asked(method: str, keep: int, seeds: range) -> float:
-        some = [{"method": method, "keep": keep, "factor": f, "seed": seed} for f in (4, 1) for seed in seeds]
-        return float(np.mean([found["accuracy"] for found in run(some)[: len(seeds)]]))  # with slow jobs
-
-    for ways, judged in ((WAITING, 2), (WAYS.keys() - WAITING, 1)):
-        means = {arm: asked(*arm, CHOOSING) for arm in itertools.product(ways, (2, 4))}
-        for arm in sorted(means, key=lambda arm: -means[arm])[:judged]:
-            asked(*arm, JUDGING)
-
-
-CLOCKS = Experiment(
-    "search-workers", "halving that waits and halving that does not: what is chosen in the same time, some jobs slow",
-    clock_trial, clock_plan, {"accuracy": 1e-3},
+    "search-sizes", "test loss against the sizes of network and training set, stopped early, reserved seeds",
+    sizes_trial, sizes_plan, {"loss": 0.05, "accuracy": 2.0, "early_loss": 0.02, "steps": 64.0},
+    chaotic=("loss", "accuracy", "steps"), drawn={"net": "dense", "width": 16},
+    confirms=("search-bigger", "search-cleverness", "search-parameters", "search-examples"),
 )  # fmt: skip

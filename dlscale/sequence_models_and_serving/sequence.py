@@ -4,12 +4,11 @@ A batch has arrays padded at their ends: of each example so many frames count, s
 """
 
 import functools
-import io
 import itertools
-import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import NamedTuple
 
 import jax
@@ -36,20 +35,6 @@ def extended(labels: Array) -> Array:
     return jnp.zeros((len(labels), 2 * labels.shape[1] + 1), labels.dtype).at[:, 1::2].set(labels)
 
 
-def check_labels(frames: np.ndarray, labels: np.ndarray, counts: np.ndarray, classes: int) -> None:
-    """Raise ValueError for an example that no path can stand for, or that is not made of these classes."""
-    frames, labels, counts = np.asarray(frames), np.asarray(labels), np.asarray(counts)
-    for i, (length, row, count) in enumerate(zip(frames, labels, counts, strict=True)):
-        checks.whole(f"The number of frames of example {i}", int(length))
-        checks.whole(f"The number of labels of example {i}", int(count), high=len(row))
-        for label in row[:count]:
-            checks.whole(f"A label of example {i}", int(label), high=classes - 1, why="0 is the blank.")
-        needed = count + np.count_nonzero(row[1:count] == row[: count - 1])
-        if needed > length:
-            why = f"its {count} labels take {needed}, since a blank must stand between two equal ones"
-            raise ValueError(f"Example {i} has {length} frames, but {why}.")
-
-
 class Lattice(NamedTuple):
     """What all paths together say: -log p of the labels; the probability of each state at each frame, given them."""
 
@@ -63,6 +48,8 @@ def forward_backward(logits: Array, frames: Array, labels: Array, counts: Array)
     The way back is the way forward through the mirrored example, so both go side by side. Sums are in logarithms, and
     begin anew at each frame, which keeps the digits that sums over hundreds of frames would lose.
     """
+    if not logits.shape[1]:
+        raise ValueError(f"CTC needs at least one frame; logits (batch, frames, classes) has the shape {logits.shape}.")
     log_p, batch = jax.nn.log_softmax(logits), len(logits)
     both = [jnp.concatenate([a, _mirrored(a, n)]) for a, n in ((log_p, frames), (labels, counts))]
     found, totals = _forward(both[0], jnp.tile(frames, 2), both[1], jnp.tile(counts, 2))
@@ -70,7 +57,7 @@ def forward_backward(logits: Array, frames: Array, labels: Array, counts: Array)
     back = _mirrored(back.swapaxes(1, 2), 2 * counts + 1).swapaxes(1, 2)
     emitted = jnp.take_along_axis(log_p, extended(labels)[:, None], axis=2)  # counted on both ways
     total = totals[:batch]
-    return Lattice(jnp.where(total > NEVER / 2, -total, jnp.inf), jax.nn.softmax(here + back - emitted))
+    return Lattice(jnp.where(total <= NEVER / 2, jnp.inf, -total), jax.nn.softmax(here + back - emitted))
 
 
 def _mirrored(x: Array, lengths: Array) -> Array:
@@ -85,7 +72,7 @@ def _forward(log_p: Array, frames: Array, labels: Array, counts: Array) -> tuple
     states = extended(labels)
     number = jnp.arange(states.shape[1])
     inside = number <= 2 * counts[:, None]
-    jump = jnp.pad((states[:, 2:] != states[:, :-2]) & (states[:, 2:] != 0), ((0, 0), (2, 0)))
+    jump = jnp.pad((states[:, 2:] != states[:, :-2]) & (states[:, 2:] != 0), ((0, 0), (2, 0)))[:, : len(number)]
     emitted = jnp.where(inside[:, None], jnp.take_along_axis(log_p, states[:, None], axis=2), NEVER)
 
     def later(alpha: Array, by: int) -> Array:
@@ -112,20 +99,23 @@ def _forward(log_p: Array, frames: Array, labels: Array, counts: Array) -> tuple
 def ctc_loss(logits: Array, frames: Array, labels: Array, counts: Array) -> Array:
     """(batch,) -log p(labels | logits (batch, frames, classes)). The gradient is softmax minus `class_shares`.
 
-    Infinite, with gradient 0, where no path fits; `check_labels` says why.
+    Infinite, with gradient 0, where no path fits: too few frames, since a blank must stand between equal labels. NaN,
+    with its gradient, where a logit is.
     """
     return forward_backward(logits, frames, labels, counts).loss
 
 
 def class_shares(states: Array, labels: Array, classes: int) -> Array:
     """(batch, frames, classes) the probability of each class at each frame, given the labels: states that share one."""
+    if states.shape[2] != extended(labels).shape[1]:
+        raise ValueError(f"Labels {labels.shape} do not make {states.shape[2]} states, which are 2 × longest + 1.")
     return jnp.einsum("bts,bsk->btk", states, jax.nn.one_hot(extended(labels), classes, dtype=states.dtype))
 
 
 def _ctc_forward(logits: Array, frames: Array, labels: Array, counts: Array) -> tuple[Array, Array]:
     loss, states = forward_backward(logits, frames, labels, counts)
     gradient = jax.nn.softmax(logits) - class_shares(states, labels, logits.shape[2])
-    counted = (jnp.arange(logits.shape[1]) < frames[:, None]) & jnp.isfinite(loss)[:, None]
+    counted = (jnp.arange(logits.shape[1]) < frames[:, None]) & ~jnp.isposinf(loss)[:, None]
     return loss, jnp.where(counted[:, :, None], gradient, 0)
 
 
@@ -153,14 +143,15 @@ FRAMES = 1 + (LONGEST - WINDOW) // HOP
 
 def spectrogram(sounds: Array) -> Array:
     """(batch, FRAMES, BANDS) logarithms of the power in each band of sounds (batch, LONGEST), less their mean."""
+    if sounds.shape[1] != LONGEST:
+        raise ValueError(f"Pad sounds to {LONGEST} samples: their shape is {sounds.shape}.")
     places = HOP * np.arange(FRAMES)[:, None] + np.arange(WINDOW)
     pieces = sounds.astype(jnp.float32)[:, places] * np.hanning(WINDOW).astype(np.float32)
     power = jnp.abs(jnp.fft.rfft(pieces)) ** 2 @ _bands()
     logs = jnp.log(power + 1.0)
-    sounding = power.sum(2, keepdims=True) > 0
-    mean = (
-        jnp.where(sounding, logs, 0).sum((1, 2), keepdims=True) / BANDS / jnp.maximum(1, sounding.sum(1, keepdims=True))
-    )
+    sounding = power.sum(2, keepdims=True) != 0
+    mean = jnp.where(sounding, logs, 0).sum((1, 2), keepdims=True) / BANDS
+    mean = mean / jnp.maximum(1, sounding.sum(1, keepdims=True))
     return jnp.where(sounding, logs - mean, 0) / 3
 
 
@@ -224,47 +215,35 @@ def recognise(params: Params, sounds: Array, frames: Array) -> Array:
     return hear(params, spectrogram(sounds), frames).argmax(2).astype(jnp.int8)
 
 
-MOST_BYTES = 20_000_000
+MOST_BYTES, ABOUT = 20_000_000, f"dlscale recogniser of {SYMBOLS}"
+DAMAGE = (ValueError, KeyError, EOFError, zipfile.BadZipFile, RuntimeError, SyntaxError, TokenError)
 
 
 def save(path: Path, params: Params) -> None:
     """Write the parameters to a file that `load` reads."""
-    memory = io.BytesIO()
     named = {f"{layer}.{name}": np.asarray(a) for layer, own in params.items() for name, a in own.items()}
-    np.savez(memory, about=np.array(json.dumps({"kind": "dlscale recogniser", "symbols": SYMBOLS})), **named)
-    path.write_bytes(memory.getvalue())
+    with path.open("wb") as file:
+        np.savez(file, about=np.array(ABOUT), **named)
 
 
 def load(path: Path) -> Params:
     """The parameters in a file. Raises ValueError if it is damaged or of another net, OSError if it cannot be read."""
-    if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, over {MOST_BYTES:,}: that is no recogniser.")
     try:
-        with zipfile.ZipFile(path) as file:
-            if sum(entry.file_size for entry in file.infolist()) > MOST_BYTES:  # before anything is unpacked
+        with zipfile.ZipFile(path) as file:  # before anything is unpacked
+            if sum(entry.file_size for entry in file.infolist()) > MOST_BYTES:
                 raise ValueError("it would unpack to too much")
         with np.load(path, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
-        about = json.loads(str(stored.pop("about")))
-    except (
-        ValueError,
-        KeyError,
-        EOFError,
-        zipfile.BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-        SyntaxError,
-    ) as error:
+        about = str(stored.pop("about"))
+    except DAMAGE as error:
         raise ValueError(f"{path.name} is damaged, or no recogniser: {error}") from None
-    if about != {"kind": "dlscale recogniser", "symbols": SYMBOLS}:
-        raise ValueError(f"{path.name} is no recogniser of the symbols {SYMBOLS!r}: it says {about!r}.")
+    if about != ABOUT:
+        raise ValueError(f"{path.name} is no {ABOUT}: it says {about[:80]!r}.")
     width = stored.get("recurrent.w", np.zeros(0)).shape[-1:] or (0,)
-    like = init(0, max(1, width[0] // 3))
-    wanted = {f"{layer}.{name}": a.shape for layer, own in like.items() for name, a in own.items()}
-    found = {name: a.shape for name, a in stored.items()}
-    if wanted != found:
+    params = init(0, max(1, width[0] // 3))
+    wanted = {f"{layer}.{name}": a.shape for layer, own in params.items() for name, a in own.items()}
+    if wanted != (found := {name: a.shape for name, a in stored.items()}):
         raise ValueError(f"{path.name} is of another net: it holds {found}, not {wanted}.")
-    for name, a in stored.items():
-        if a.dtype != np.float32 or not np.isfinite(a).all():
-            raise ValueError(f"{path.name}: {name} must be finite float32 numbers.")
-    return {layer: {name: jnp.asarray(stored[f"{layer}.{name}"]) for name in own} for layer, own in like.items()}
+    if any(a.dtype != np.float32 or not np.isfinite(a).all() for a in stored.values()):
+        raise ValueError(f"{path.name} must hold finite float32 numbers.")
+    return {layer: {name: jnp.asarray(stored[f"{layer}.{name}"]) for name in own} for layer, own in params.items()}

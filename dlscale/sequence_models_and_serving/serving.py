@@ -90,12 +90,6 @@ def simulate(arrivals: np.ndarray, seconds: Callable[[int], float], rule: Rule) 
     return Served(arrivals, np.array(starts), np.array(ends), np.array(batches))
 
 
-def padded(sizes: dict[int, float]) -> Callable[[int], float]:
-    """Seconds of a batch of n on a machine that has programs of some sizes only: the next larger one is taken."""
-    known = sorted(sizes)
-    return lambda n: sizes[next(size for size in known if size >= n)]
-
-
 class Busy(Exception):
     """A request was refused; the message says why."""
 

@@ -44,8 +44,8 @@ def mask(
     "block" of `block` × `block` inputs and outputs. "N:M" keeps the N largest of every M neighbouring inputs of an
     output (Mishra et al. 2021, arXiv:2104.08378); its density is N / M.
 
-    Raises ValueError for a density outside (0, 1], a granularity that the shape of an array cannot serve, and a layer
-    that is zero throughout: its weights have no order.
+    Raises ValueError for a density outside (0, 1], a granularity that the shape of an array cannot serve, a layer that
+    is zero throughout, since its weights have no order, and NaN. In a trace a NaN stays, for all to see.
     """
     checks.known("scope", scope, ("layer", "global"))
     pattern = _pattern(granularity)
@@ -61,6 +61,8 @@ def mask(
     for w in weights:
         if not isinstance(w, jax.core.Tracer) and not np.any(np.asarray(w)):
             raise ValueError(f"A layer of shape {w.shape} is zero throughout: its weights have no order.")
+        if not isinstance(w, jax.core.Tracer) and np.isnan(w).any():
+            raise ValueError(f"A layer of shape {w.shape} has a weight that is NaN: training diverged before.")
     sides = [group_shape(w.shape, granularity, block) for w in weights]
     groups = [jnp.abs(_grouped(jnp.asarray(w), side)) for w, side in zip(weights, sides, strict=True)]
     if pattern:  # groups are (…, inputs / M, outputs, M)
@@ -92,8 +94,9 @@ def _best_of_all(scores: list[Array], sides: list[tuple[int, ...]], density: flo
 
 
 def _largest(scores: Array, count: int | Array) -> Array:
-    """True for the `count` largest along the last axis; of equal ones the first."""
-    return jnp.argsort(jnp.argsort(-scores, axis=-1, stable=True), axis=-1) < count
+    """True for the `count` largest along the last axis, NaN the largest; of equal ones the first."""
+    order = jnp.where(jnp.isnan(scores), -jnp.inf, -scores)
+    return jnp.argsort(jnp.argsort(order, axis=-1, stable=True), axis=-1) < count
 
 
 def _pattern(granularity: str) -> tuple[int, int] | None:
@@ -110,6 +113,8 @@ def _pattern(granularity: str) -> tuple[int, int] | None:
 def group_shape(shape: tuple[int, ...], granularity: str, block: int = 4) -> tuple[int, ...]:
     """The sides of a group (see `mask`) in an array of this shape."""
     pattern = _pattern(granularity)
+    if len(shape) < 2:
+        raise ValueError(f"Weights need two axes or more, inputs and outputs last, not shape {shape}.")
     if granularity in ("vector", "kernel") and len(shape) != 4:
         raise ValueError(f"A {granularity} is part of a convolution (height, width, in, out), not of shape {shape}.")
     named = {"weight": (1, 1), "vector": (*shape[1:2], 1, 1), "kernel": (*shape[:2], 1, 1), "filter": (*shape[:-1], 1)}

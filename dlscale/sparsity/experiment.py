@@ -1,4 +1,4 @@
-"""The recorded experiments of notebook 06: how large the pieces are that are pruned, and recurrent nets, pruned."""
+"""The recorded experiments: when and where to prune, how large the pieces are, and recurrent nets, pruned."""
 
 import functools
 import itertools
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ import optax
 from jax import Array
 
 from dlscale import sparsity
+from dlscale.course import records
 from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
@@ -254,434 +254,99 @@ def longer_plan(run: RunTrials) -> None:
     _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, TEST_SEEDS[:10], times=LONGER)
 
 
-# When to prune, and where: an MLP on digits, the way, the allocation and the density being settings
+# When to prune, and where: an MLP on digits
 
-WAYS = ("not at all", "at once", "gradually", "in rounds", "in rounds, rewound")
-CUTS = {"at once at 30 %": 0.3, "at once at 60 %": 0.6}  # of the steps: is half of them a bad moment?
-NARROW = "narrow, dense"  # a network that is small from the start
-ALLOCATIONS = ("global", "uniform", "ERK")
+WAYS = ("not at all", "at once", "gradually")
+ALLOCATIONS = ("global", "uniform", "last layer × 4")  # one ranking; each layer alike; all but the last layer alike
 WAY_DENSITIES = (0.01, 0.02, 0.05, 0.1)
 RATES, WAY_TUNING_SEEDS, WAY_SEEDS = (0.05, 0.1, 0.2, 0.4, 0.8), range(100, 104), range(20, 36)
-EQUAL_WORK_SEEDS = range(36, 68)
-LOWER_RATES = (0.0125, 0.025, *RATES)  # for the narrow net and for long training, which learn best at small rates
-STEPS, ROUNDS, EVERY, EARLY = 360, 4, 30, 15
-WAY_BATCH, WAY_EPOCHS = 100, 6
-NETWORK, NARROW_NETWORK = models.mlp((196, 64, 64, 10)), models.mlp((196, 4, 10, 10))  # 5.4 % of the weights
+STEPS, EVERY, WAY_BATCH, WAY_EPOCHS = 360, 30, 100, 6
 SHAPES = {"dense1": (196, 64), "dense2": (64, 64), "output": (64, 10)}
+NETWORK = models.mlp((196, 64, 64, 10))
 
 
-def erk(density: float | Array) -> dict[str, float | Array]:
-    """Densities of the layers in proportion to (in + out) / (in × out) (Evci et al. 2020), for `density` up to 0.2.
-
-    Above, the last layer would have to keep more than all of its weights.
-    """
-    weights = sum(map(math.prod, SHAPES.values()))
-    sides = sum(map(sum, SHAPES.values()))
-    return {name: density * weights / sides * sum(s) / math.prod(s) for name, s in SHAPES.items()}
+def layer_densities(density: float | Array, last: float = 1.0) -> dict[str, float | Array]:
+    """Densities of the layers: the last has `last` times that of the net, the others share the rest alike."""
+    *others, output = map(math.prod, SHAPES.values())
+    rest = density * (sum(others) + (1 - last) * output) / sum(others)
+    return dict.fromkeys(SHAPES, rest) | {"output": last * density}
 
 
-class Pruning(NamedTuple):
-    """What `pruning` remembers; `early` are the weights to go back to."""
+def pruned_sgd(learning_rate: Array, density: Array, at_once: Array, allocation: str) -> optax.GradientTransformation:
+    """SGD with momentum that prunes half-way, or on a cubic from 20 to 70 % of the steps."""
+    densities = layer_densities(density, 4.0 if allocation == ALLOCATIONS[2] else 1.0)
 
-    step: Array
-    mask: Params
-    momentum: Params
-    early: Params
+    def update(step: Array, params: Params, present: Params, gradient: Params) -> Params:
+        cubic = (1 - jnp.clip((step / STEPS - 0.2) / 0.5, 0, 1)) ** 3
+        to_go = jnp.where(at_once > 0, 1.0 * (step < STEPS // 2), cubic)  # of the way from all weights to the last ones
 
+        def renewed() -> Params:
+            if allocation == "global":
+                return sparsity.mask(params, density + (1 - density) * to_go, scope="global")
+            return {name: sparsity.mask(params[name], d + (1 - d) * to_go) for name, d in densities.items()}
 
-def density_at(step: Array, final: Array, way: Array) -> Array:
-    """The density that a way wants at a step; the cubic runs from 20 to 70 % of the steps."""
-    done = step / STEPS
-    at_once = jnp.where(done < 1 / 2, 1.0, final)
-    cubic = final + (1 - final) * (1 - jnp.clip((done - 0.2) / 0.5, 0, 1)) ** 3
-    rounds = final ** (jnp.floor(done * ROUNDS) / (ROUNDS - 1))
-    others = [jnp.where(done < moment, 1.0, final) for moment in CUTS.values()]
-    return jnp.stack([jnp.ones_like(cubic), at_once, cubic, rounds, rounds, *others])[way]
+        return jax.lax.cond(step % EVERY == 0, renewed, lambda: present)
 
-
-def _momentum(
-    learning_rate: Array, back: Array, gradient: Params, state: Pruning, params: Params, mask: Params
-) -> tuple[Params, Pruning]:
-    """One step of masked SGD with momentum 0.9 that may go back to the early weights."""
-    early = jax.tree.map(lambda w, e: jnp.where(state.step == EARLY, w, e), params, state.early)
-    memory = jax.tree.map(lambda m, g, k: jnp.where(back, 0, 0.9 * m + k * g), state.momentum, gradient, mask)
-    begin = jax.tree.map(lambda w, e: jnp.where(back, e, w), params, early)
-    new = jax.tree.map(lambda w, m, k: k * (w - learning_rate * m), begin, memory, mask)
-    return jax.tree.map(jnp.subtract, new, params), Pruning(state.step + 1, mask, memory, early)
+    return sparsity.masked(optax.sgd(learning_rate, momentum=0.9), update)
 
 
-def _begin(params: Params) -> Pruning:
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return Pruning(jnp.int32(0), jax.tree.map(jnp.ones_like, params), zeros, params)
-
-
-def _thinned(params: Params, density: Array, final: Array, allocation: str) -> Params:
-    """Masks at a density of all weights, the layers' shares by the allocation; ERK's are reached along with `final`."""
-    if allocation == "global":
-        return sparsity.mask(params, density, scope="global")
-    if allocation == "uniform":
-        return sparsity.mask(params, density)
-    to_go = (density - final) / (1 - final)
-    return {name: sparsity.mask(params[name], d + (1 - d) * to_go) for name, d in erk(final).items()}
-
-
-def pruning(learning_rate: Array, density: Array, way: Array, allocation: str) -> optax.GradientTransformation:
-    """SGD with momentum that prunes in the way of this number, in `STEPS` steps."""
-    way = jnp.int32(way)
-
-    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
-        step, now = state.step, density_at(state.step, density, way)
-        mask = jax.lax.cond(step % EVERY == 0, lambda: _thinned(params, now, density, allocation), lambda: state.mask)
-        back = (way == 4) & (step > 0) & (step % (STEPS // ROUNDS) == 0)
-        return _momentum(learning_rate, back, gradient, state, params, mask)
-
-    return optax.GradientTransformation(_begin, update)
-
-
-PRUNING = {name: functools.partial(pruning, allocation=name) for name in ALLOCATIONS}
+PRUNING = {name: functools.partial(pruned_sgd, allocation=name) for name in ALLOCATIONS}
 
 
 @functools.cache
-def _digits(judged_on: str) -> Dataset:
-    """The digits of `_images`, three quarters of them to train on, with those to judge by as the test set."""
+def digits(judged_on: str = "test") -> Dataset:
+    """Digits of 14 × 14 pixels, three quarters of the training set, with those to judge by as the test set."""
     examples, judged = _images()
     x, y = judged[judged_on]
     return replace(examples, x_train=_pooled(examples.x_train), x_test=x, y_test=y)
 
 
-def _fitted(
-    optimizer: train.Optimizer, judged_on: str, epochs: int, seed: int, network: Model = NETWORK, **setting: float
-) -> train.Run:
-    """A run, also one that diverged: its accuracies from there on are NaN."""
-    options = {"batch_size": WAY_BATCH, "epochs": epochs, "seed": seed, "progress": False, **setting}
-    try:
-        return train.fit(network, _digits(judged_on), optimizer, **options)
-    except train.Diverged as error:
-        reached = error.run.history.test_accuracy
-        accuracy = np.concatenate([reached[:-1], np.full(epochs - len(reached) + 1, np.nan)])
-        return train.Run(error.run.params, error.run.history._replace(test_accuracy=accuracy))
-
-
-def _kept(params: Params) -> dict[str, float]:
-    return {f"{name}_density": float(np.mean(np.asarray(params[name]["w"]) != 0)) for name in SHAPES}
-
-
 def ways_trial(
     way: str, allocation: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
-    """Accuracies in percent after each epoch, the last as "accuracy", and the layers' densities in the end."""
-    network, number = (NARROW_NETWORK, 0) if way == NARROW else (NETWORK, [*WAYS, *CUTS].index(way))
-    setting = {"way": number, "density": density, "learning_rate": learning_rate}
-    run = _fitted(PRUNING[allocation], judged_on, WAY_EPOCHS, seed, network, **setting)
-    accuracies = {f"epoch{i + 1}": 100 * float(a) for i, a in enumerate(run.history.test_accuracy)}
-    accuracies["accuracy"] = accuracies.pop(f"epoch{WAY_EPOCHS}")
-    return accuracies | _kept(run.params)
+    """Accuracy in percent, NaN for a run that diverged, and the density of the last layer."""
+    setting = {"density": density, "learning_rate": learning_rate, "at_once": float(way == "at once")}
+    options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS, "eval_every": WAY_EPOCHS, "progress": False}
+    try:
+        run = train.fit(NETWORK, digits(judged_on), PRUNING[allocation], seed=seed, **options, **setting)
+    except train.Diverged:
+        return {"accuracy": math.nan, "output_density": math.nan}
+    left = float(np.mean(np.asarray(run.params["output"]["w"]) != 0))
+    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "output_density": left}
 
 
 def ways_plan(run: RunTrials) -> None:
-    """All ways with one ranking of all weights, and the gradual one with two other allocations; each arm tuned."""
+    """Both ways with one ranking of all weights, and the gradual one with two other allocations; each arm tuned."""
     arms = [("not at all", "global", 1.0)]
-    arms += [(way, "global", density) for way in WAYS[1:] for density in WAY_DENSITIES]
-    arms += [("gradually", allocation, density) for allocation in ALLOCATIONS[1:] for density in WAY_DENSITIES]
-    arms += [(way, "global", 0.05) for way in CUTS] + [(NARROW, "global", 1.0)]
+    arms += [("at once", "global", density) for density in WAY_DENSITIES]
+    arms += [("gradually", *arm) for arm in itertools.product(ALLOCATIONS, WAY_DENSITIES)]
     for way, allocation, density in arms:
         arm = {"way": way, "allocation": allocation, "density": density}
-        rates = LOWER_RATES if way == NARROW else RATES
-        compared = (allocation, density) == ("ERK", 0.05)  # with RigL at equal work
-        _tuned(run, rates, WAY_TUNING_SEEDS, [*WAY_SEEDS, *(EQUAL_WORK_SEEDS if compared else [])], **arm)
+        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
 
 
-# Is it the last layer that starves at 1 %? Even shares but for the last layer, and ERK's but for the last layer
+# The variants that decide claims, at the rates that were found, with seeds that nothing else used
 
-OUTPUT_DENSITY = 0.01
-OUTPUT_ARMS = ("even, the last by ERK", "ERK, the last even")
+STUDIES = {"ways": ways_trial, "granularity": granularity_trial, "recurrent": recurrent_trial}
+CONFIRMED_ARMS = [
+    *(("ways", 32, {"way": way, "allocation": "global", "density": 0.05}) for way in WAYS[1:]),
+    *(("ways", 32, {"way": "gradually", "allocation": name, "density": 0.01}) for name in ALLOCATIONS[1:]),
+    *(("granularity", 16, {"granularity": name, "density": 0.2}) for name in ("weight", "filter")),
+    *(("recurrent", 16, {"hidden": LARGE, "density": density}) for density in (0.1, matching_density(), 1.0)),
+    ("recurrent", 16, {"hidden": SMALL, "density": 1.0}),
+]
 
 
-def output_densities(arm: str, density: float = OUTPUT_DENSITY) -> dict[str, float]:
-    """Densities of the layers: the last one's by one allocation, those of the others by the other one, scaled to fit.
+def confirmed_trial(study: str, **setting: float | str) -> dict[str, float]:
+    """The accuracy, in percent, of a trial of another record."""
+    return {"accuracy": STUDIES[study](**setting)["accuracy"]}
 
-    All arms keep as many weights.
-    """
-    weights, by_erk = {name: math.prod(shape) for name, shape in SHAPES.items()}, erk(density)
-    even = dict.fromkeys(SHAPES, density)
-    last, others = (by_erk, even) if arm == OUTPUT_ARMS[0] else (even, by_erk)
-    left = density * sum(weights.values()) - last["output"] * weights["output"]
-    others = {name: share for name, share in others.items() if name != "output"}
-    scale = left / sum(share * weights[name] for name, share in others.items())
-    return {name: scale * share for name, share in others.items()} | {"output": last["output"]}
 
-
-def allotted(learning_rate: Array, dense1: Array, dense2: Array, output: Array) -> optax.GradientTransformation:
-    """`pruning` gradually, each layer to a density of its own; none waits for another."""
-    final = {"dense1": dense1, "dense2": dense2, "output": output}
-
-    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
-        to_go = density_at(state.step, jnp.float32(0), jnp.int32(WAYS.index("gradually")))
-
-        def thinned() -> Params:
-            return {name: sparsity.mask(params[name], d + (1 - d) * to_go) for name, d in final.items()}
-
-        mask = jax.lax.cond(state.step % EVERY == 0, thinned, lambda: state.mask)
-        return _momentum(learning_rate, jnp.bool_(False), gradient, state, params, mask)
-
-    return optax.GradientTransformation(_begin, update)
-
-
-def output_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
-    """Accuracy in percent, and the layers' densities in the end."""
-    run = _fitted(allotted, judged_on, WAY_EPOCHS, seed, learning_rate=learning_rate, **output_densities(arm))
-    return {"accuracy": 100 * float(run.history.test_accuracy[-1])} | _kept(run.params)
-
-
-def output_plan(run: RunTrials) -> None:
-    """Tuned as in `ways_plan`, with the same networks at the start."""
-    for arm in OUTPUT_ARMS:
-        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, arm=arm)
-
-
-# Rounds in full: each as long as the first training, with the same schedule of the rate
-
-RETRAININGS = ("fine-tuned", "fine-tuned, ten times the rate", "weights rewound", "rate rewound")
-FULL_ROUNDS = 5  # each halves the density
-ROUND_RATES = {0.2: range(40, 64), 0.4: range(40, 52)}  # and their seeds: the dense net's best rate, and twice that
-ROUND_DENSITIES = tuple(0.5**i for i in range(FULL_ROUNDS + 1))
-
-
-def in_full_rounds(learning_rate: Array, retraining: Array) -> optax.GradientTransformation:
-    """Training, then `FULL_ROUNDS` times: half of the weights go, training again as Renda et al. 2020 name it."""
-    retraining = jnp.int32(retraining)
-
-    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
-        number, within = jnp.divmod(state.step, STEPS)
-        last = 0.01  # the schedule: 1, from half of the steps 0.1, from three quarters 0.01
-        scheduled = jnp.where(within < STEPS // 2, 1.0, jnp.where(within < 3 * STEPS // 4, 0.1, last))
-        fixed = jnp.stack([last, 10 * last, scheduled, scheduled])[retraining]
-        rate = learning_rate * jnp.where(number == 0, scheduled, fixed)
-        cut = (within == 0) & (number > 0)
-        density = 0.5 ** number.astype(jnp.float32)
-        mask = jax.lax.cond(cut, lambda: sparsity.mask(params, density, scope="global"), lambda: state.mask)
-        emptied = _begin(params).momentum  # a new training begins without momentum, in every arm
-        memory = jax.tree.map(lambda m, zero: jnp.where(cut, zero, m), state.momentum, emptied)
-        return _momentum(rate, cut & (retraining == 2), gradient, state._replace(momentum=memory), params, mask)
-
-    return optax.GradientTransformation(_begin, update)
-
-
-def rounds_trial(retraining: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
-    """Accuracy in percent after each round; "accuracy" is that of the last, at the lowest density."""
-    setting = {"retraining": RETRAININGS.index(retraining), "learning_rate": learning_rate}
-    run = _fitted(in_full_rounds, judged_on, WAY_EPOCHS * (FULL_ROUNDS + 1), seed, **setting)
-    ends = 100 * run.history.test_accuracy[WAY_EPOCHS - 1 :: WAY_EPOCHS]
-    return {f"round{i}": float(a) for i, a in enumerate(ends[:-1])} | {"accuracy": float(ends[-1])}
-
-
-def rounds_plan(run: RunTrials) -> None:
-    """Every rate for the dense net, on held-out digits; then all arms at one rate: they differ by nothing else."""
-    first = {"retraining": RETRAININGS[0], "judged_on": "validation"}  # before the first cut all arms are the same
-    run([first | {"learning_rate": rate, "seed": seed} for rate in RATES for seed in WAY_TUNING_SEEDS])
-    arms = [(name, rate, seed) for name in RETRAININGS for rate, seeds in ROUND_RATES.items() for seed in seeds]
-    run([{"retraining": name, "learning_rate": rate, "seed": seed, "judged_on": "test"} for name, rate, seed in arms])
-
-
-# Never dense: SET, RigL and a mask that stays
-
-CHANGES = {"fixed mask": (0.0, 0), "SET": (0.3, 0), "RigL": (0.3, 1)}  # the share that moves first; by gradient?
-SHARINGS = ("uniform", "ERK", "found")
-FOUND = (0.032, 0.077, 0.224)  # the layers' densities that gradual pruning with one ranking ends at
-EXCHANGE_EVERY = 45
-EQUAL_WORK = 7  # times the steps: RigL at 5 % then does about as many multiplications as pruning gradually does
-
-
-def _rank(scores: Array) -> Array:
-    order = jnp.argsort(-scores.ravel())
-    return jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(scores.shape)  # 0 for the largest
-
-
-def random_like(w: Array, number: Array, step: Array) -> Array:
-    """Others for every network, by its number, for every step, and for every layer: the layers differ in size.
-
-    Made from whole numbers alone: bits of a weight or of a sum are others on another processor, or under `vmap`.
-    """
-    key = jax.random.fold_in(jax.random.key(jnp.uint32(number)), w.size)
-    return jax.random.uniform(jax.random.fold_in(key, step), w.shape)
-
-
-def exchange(w: Array, mask: Array, gradient: Array, share: Array, by_gradient: Array, other: Array) -> Array:
-    """The mask after the smallest `share` of its weights are dropped and as many are grown.
-
-    They grow where the gradient is large, or else the numbers `other`.
-    """
-    moved = jnp.round(share * mask.sum())
-    stays = _rank(jnp.abs(w) * mask) < mask.sum() - moved
-    wish = jnp.where(by_gradient > 0, jnp.abs(gradient), other)
-    grows = _rank(jnp.where(mask == 0, wish, -1.0)) < moved
-    return (stays | grows) * 1.0
-
-
-def layer_densities(sharing: str, density: float) -> dict[str, float]:
-    """Densities of the layers; "found" serves the density 0.05 only."""
-    if sharing == "ERK":
-        return erk(density)
-    return dict(zip(SHAPES, FOUND if sharing == "found" else [density] * len(SHAPES), strict=True))
-
-
-def dynamic(
-    learning_rate: Array, dense1: Array, dense2: Array, output: Array, share: Array, by_gradient: Array, scaled: Array,
-    times: Array, number: Array,
-) -> optax.GradientTransformation:  # fmt: skip
-    """SGD with momentum under a random mask, its connections exchanged until 3/4 of the steps, `times` the usual.
-
-    Where `scaled`, the first step divides the initial weights by the root of their layer's density: a unit with fewer
-    inputs then begins with sums as large as those of a dense one. `number` says which masks are drawn.
-    """
-    densities = {"dense1": dense1, "dense2": dense2, "output": output}
-
-    def first(params: Params) -> Params:
-        mask = jax.tree.map(jnp.ones_like, params)
-        for name, density in densities.items():
-            w = params[name]["w"]
-            mask[name] = {**mask[name], "w": (_rank(random_like(w, number, 0)) < jnp.round(density * w.size)) * 1.0}
-        return mask
-
-    def init(params: Params) -> Pruning:
-        return _begin(params)._replace(mask=first(params))
-
-    def update(gradient: Params, state: Pruning, params: Params) -> tuple[Params, Pruning]:
-        step = state.step
-        now = share * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(step / (0.75 * STEPS * times), 1)))
-
-        def moved() -> Params:
-            def change(w: Array, m: Array, g: Array) -> Array:
-                return exchange(w, m, g, now, by_gradient, random_like(w, number, step)) if w.ndim > 1 else m
-
-            return jax.tree.map(change, params, state.mask, gradient)
-
-        due = (step > 0) & (step % EXCHANGE_EVERY == 0)
-        mask = jax.lax.cond(due, moved, lambda: state.mask)
-        grown = {
-            name: {"w": jnp.where((step == 0) & (scaled > 0), 1 / jnp.sqrt(density), 1.0), "b": 1.0}
-            for name, density in densities.items()
-        }
-        live = jnp.where(step == 0, 0.0, 1.0)  # the first gradient is that of a dense net: not used
-        memory = jax.tree.map(lambda m, g, k: k * (0.9 * m + live * g), state.momentum, gradient, mask)
-        new = jax.tree.map(lambda w, s, m, k: k * (s * w - learning_rate * m), params, grown, memory, mask)
-        return jax.tree.map(jnp.subtract, new, params), Pruning(step + 1, mask, memory, state.early)
-
-    return optax.GradientTransformation(init, update)
-
-
-def dynamic_trial(
-    change: str, sharing: str, scaled: int, times: int, density: float, learning_rate: float, seed: int, judged_on: str
-) -> dict[str, float]:
-    """Accuracy in percent, the densities reached and, in percent, connections from the middle 8 × 8 of the pixels."""
-    share, by_gradient = CHANGES[change]
-    setting = layer_densities(sharing, density) | {"share": share, "by_gradient": by_gradient, "scaled": scaled}
-    setting |= {"learning_rate": learning_rate, "times": times, "number": seed}
-    run = _fitted(dynamic, judged_on, WAY_EPOCHS * times, seed, **setting)
-    used = (np.asarray(run.params["dense1"]["w"]) != 0).sum(1).reshape(14, 14)
-    middle = 100 * float(used[3:11, 3:11].sum() / used.sum())
-    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "middle": middle} | _kept(run.params)
-
-
-def dynamic_plan(run: RunTrials) -> None:
-    """Three ways to change, three allocations; ERK also without the larger initial weights, and RigL for longer."""
-    arms = [(*arm, 1, 1) for arm in itertools.product(CHANGES, SHARINGS)] + [(name, "ERK", 0, 1) for name in CHANGES]
-    for change, sharing, scaled, times in [*arms, ("RigL", "ERK", 1, EQUAL_WORK)]:
-        arm = {"change": change, "sharing": sharing, "scaled": scaled, "times": times, "density": 0.05}
-        rates, seeds = (RATES, WAY_SEEDS) if times == 1 else (LOWER_RATES, EQUAL_WORK_SEEDS)
-        _tuned(run, rates, WAY_TUNING_SEEDS, seeds, **arm)
-
-
-# Is it worth starting large? Networks that are small from the start, with about the weights that stay at 5 %
-
-SMALL_NETS = {  # which pixels, hidden units, the way (the last two keep as many weights as "49-14-10"), times the steps
-    "196-4-10": ("all", (4,), "not at all", 1),
-    "49-12-12-10": ("averaged", (12, 12), "not at all", 1),
-    "49-14-10": ("averaged", (14,), "not at all", 1),
-    "49 of 196-14-10": ("liveliest", (14,), "not at all", 1),
-    "49-14-10, for longer": ("averaged", (14,), "not at all", 8),  # then it multiplies as pruning gradually does
-    "49 of 196-14-10, for longer": ("liveliest", (14,), "not at all", 8),
-    "49-64-64-10, gradually": ("averaged", (64, 64), "gradually", 1),
-    "49-64-64-10, RigL": ("averaged", (64, 64), "RigL", 1),
-}
-SMALL_WEIGHTS = 49 * 14 + 14 * 10
-
-
-def _fewer(pixels: str, examples: Dataset) -> Dataset:
-    """49 pixels of 196: means over 2 × 2, which knows that they are an image, or those that vary most."""
-    liveliest = np.argsort(-examples.x_train.std(0).ravel())[:49]
-    chosen = {"all": lambda x: x, "averaged": _pooled, "liveliest": lambda x: x.reshape(len(x), -1)[:, liveliest]}
-    return replace(examples, x_train=chosen[pixels](examples.x_train), x_test=chosen[pixels](examples.x_test))
-
-
-def small_trial(net: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
-    """Accuracy in percent, and the weights that are not zero in the end."""
-    pixels, hidden, way, times = SMALL_NETS[net]
-    sizes = [196 if pixels == "all" else 49, *hidden, 10]
-    shapes = [*itertools.pairwise(sizes)]
-    density = 1.0 if way == "not at all" else SMALL_WEIGHTS / sum(map(math.prod, shapes))
-    optimizer, setting = PRUNING["global"], {"way": WAYS.index(way) if way in WAYS else 0, "density": density}
-    if way == "RigL":  # by ERK
-        shares = [SMALL_WEIGHTS / sum(map(sum, shapes)) * sum(shape) / math.prod(shape) for shape in shapes]
-        optimizer, setting = dynamic, dict(zip(SHAPES, shares, strict=True)) | {"scaled": 1, "times": 1, "number": seed}
-        setting |= dict(zip(("share", "by_gradient"), CHANGES[way], strict=True))
-    options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS * times, "eval_every": WAY_EPOCHS, "progress": False}
-    examples = _fewer(pixels, _digits(judged_on))
-    try:
-        run = train.fit(
-            models.mlp(sizes), examples, optimizer, learning_rate=learning_rate, seed=seed, **options, **setting
-        )
-    except train.Diverged:
-        return {"accuracy": math.nan, "weights": math.nan}
-    weights = sum(np.count_nonzero(layer["w"]) for layer in run.params.values())
-    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "weights": weights}
-
-
-def small_plan(run: RunTrials) -> None:
-    """All on the grid that served the first narrow net, with the seeds of the ways to prune."""
-    for net in SMALL_NETS:
-        _tuned(run, LOWER_RATES, WAY_TUNING_SEEDS, WAY_SEEDS, net=net)
-
-
-# Does RigL stay behind small networks because it moves too few connections? Its share tuned, on fresh test seeds
-
-SHARES, SHARE_SEEDS = (0.3, 0.5, 0.7, 1.0), range(36, 52)
-SEARCHING = {"196-64-64-10, RigL": "all", "49-64-64-10, RigL": "averaged"}  # which pixels; by ERK, with 5 % of 196's
-RIVALS = ("49-14-10", "49 of 196-14-10")
-
-
-def share_trial(net: str, learning_rate: float, seed: int, judged_on: str, share: float = 0.0) -> dict[str, float]:
-    """As `small_trial`, but for the share of its connections that RigL moves first; the rivals have none to move."""
-    if net not in SEARCHING:
-        return small_trial(net, learning_rate, seed, judged_on)
-    examples, sizes = _digits(judged_on), [196, 64, 64, 10]
-    densities = erk(0.05)
-    if SEARCHING[net] != "all":
-        examples, sizes[0] = _fewer(SEARCHING[net], examples), 49
-        shapes = [*itertools.pairwise(sizes)]
-        parts = [SMALL_WEIGHTS / sum(map(sum, shapes)) * sum(shape) / math.prod(shape) for shape in shapes]
-        densities = dict(zip(SHAPES, parts, strict=True))
-    setting = densities | {"share": share, "by_gradient": 1, "scaled": 1, "times": 1, "number": seed}
-    options = {"batch_size": WAY_BATCH, "epochs": WAY_EPOCHS, "eval_every": WAY_EPOCHS, "progress": False}
-    try:
-        run = train.fit(
-            models.mlp(sizes), examples, dynamic, learning_rate=learning_rate, seed=seed, **options, **setting
-        )
-    except train.Diverged:
-        return {"accuracy": math.nan, "weights": math.nan}
-    weights = sum(np.count_nonzero(layer["w"]) for layer in run.params.values())
-    return {"accuracy": 100 * float(run.history.test_accuracy[-1]), "weights": weights}
-
-
-def share_plan(run: RunTrials) -> None:
-    """RigL at its best share and rate, and at the usual share and its best rate; the small rivals at theirs."""
-    for net in SEARCHING:
-        for shares in (SHARES, SHARES[:1]):
-            arm = {"net": net, "share": shares, "learning_rate": RATES[:4]}
-            accuracy = itemgetter("accuracy")
-            train.tune(run, **arm, tuning_seeds=WAY_TUNING_SEEDS, seeds=SHARE_SEEDS, score=accuracy)
-    for net in RIVALS:
-        _tuned(run, RATES, WAY_TUNING_SEEDS, SHARE_SEEDS, net=net)
+def confirmed_plan(run: RunTrials) -> None:
+    for study, count, arm in CONFIRMED_ARMS:
+        (rate,) = records.read(f"sparsity-{study}").options("learning_rate", **arm, judged_on="test")
+        setting = {"study": study, **arm, "learning_rate": rate, "judged_on": "test"}
+        run([setting | {"seed": seed} for seed in range(10_700, 10_700 + count)])
 
 
 GRANULARITY = Experiment(
@@ -720,64 +385,20 @@ LONGER_RECORD = Experiment(
 )
 
 # Training lets the last bits grow: accuracies are compared with the spread over seeds.
-_LAYERS = dict.fromkeys((f"{name}_density" for name in SHAPES), 0.2)
-
 WAYS_RECORD = Experiment(
     "sparsity-ways",
-    "four ways to prune, three allocations to the layers, other moments of the cut and a narrow net, tuned",
-    ways_trial,
-    ways_plan,
-    dict.fromkeys((*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"), 1.0) | _LAYERS,
-    chaotic=(*(f"epoch{i}" for i in range(1, WAY_EPOCHS)), "accuracy"),
-    drawn={"judged_on": "test"},
-)
+    "a network on digits, pruned at once and gradually, with three allocations to the layers, tuned",
+    ways_trial, ways_plan, {"accuracy": 1.0, "output_density": 0.2},
+    chaotic=("accuracy",), drawn={"judged_on": "test"},
+)  # fmt: skip
 
-OUTPUT_RECORD = Experiment(
-    "sparsity-output",
-    "pruned gradually to 1 %, even shares but for the last layer and ERK's but for the last layer, tuned",
-    output_trial,
-    output_plan,
-    {"accuracy": 1.0} | _LAYERS,
-    chaotic=("accuracy",),
-    drawn={"judged_on": "test"},
-)
-
-ROUNDS_RECORD = Experiment(
-    "sparsity-rounds",
-    "pruning in rounds of full length: fine-tuned, weights rewound, rate rewound, all at one rate",
-    rounds_trial,
-    rounds_plan,
-    dict.fromkeys((*(f"round{i}" for i in range(FULL_ROUNDS)), "accuracy"), 1.0),
-    chaotic=(*(f"round{i}" for i in range(FULL_ROUNDS)), "accuracy"),
-    drawn={"judged_on": "test"},
-)
-
-DYNAMIC = Experiment(
-    "sparsity-dynamic",
-    "a mask that stays, SET and RigL, with three allocations to the layers, tuned",
-    dynamic_trial,
-    dynamic_plan,
-    {"accuracy": 1.0, "middle": 2.0} | _LAYERS,
-    chaotic=("accuracy", "middle"),
-    drawn={"judged_on": "test"},
-)
-
-SMALL_RECORD = Experiment(
-    "sparsity-small",
-    "networks of some 830 weights on digits, dense or pruned, on all pixels or on 49, tuned",
-    small_trial,
-    small_plan,
-    {"accuracy": 1.0, "weights": 5.0},
-    chaotic=("accuracy", "weights"),
-    drawn={"judged_on": "test"},
-)
-
-SHARE_RECORD = Experiment(
-    "sparsity-share",
-    "RigL with the share of connections that move chosen, too, and small dense networks, tuned",
-    share_trial,
-    share_plan,
-    {"accuracy": 1.0, "weights": 5.0},
-    chaotic=("accuracy", "weights"),
-    drawn={"judged_on": "test"},
-)
+CONFIRMED = Experiment(
+    "sparsity-confirmed",
+    "the variants of the other records that decide claims, with other seeds",
+    confirmed_trial, confirmed_plan, {"accuracy": 1.0},
+    chaotic=("accuracy",), drawn={"study": "ways"},
+    confirms=(
+        "sparsity-gradual", "sparsity-last-layer", "sparsity-granularity", "sparsity-recurrent-90",
+        "sparsity-recurrent-large",
+    ),
+)  # fmt: skip

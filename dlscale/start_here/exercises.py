@@ -14,15 +14,14 @@ def _steps(answer: Any) -> str | None:
 steps = Exercise(
     id="start_here-steps",
     answer="steps",
-    question="One pass through 3,000 examples with 15 on each machine: how many *steps* does it take with 1, 20 "
-    "and 200 machines?",
+    question="How many steps does one pass take with 1, with 20 and with 200 machines?",
     hints=(
         "All machines together make one step. How many examples does that step use?",
         "With one machine a step uses 15 examples, so a pass takes 3,000 / 15 steps.",
     ),
     code="steps = [3000 // (15 * n) for n in (1, 20, 200)]",
     wrong=_steps,
-    right="more machines make fewer steps, and a network learns by steps.",
+    right="more machines make fewer steps, and with 200 a pass is a single one.",
 )
 
 
@@ -37,8 +36,8 @@ def _speed_up(answer: Any) -> str | None:
         given = f"{machines} machines and the target {target:g}"
         found = answer(one.copy(), many.copy(), machines, target)
         if (many < target).all():
-            if not np.isnan(found):
-                return f"For {given} the run of {machines} never arrives: what it needs is not known, so NaN."
+            if found is not None and not np.isnan(found):
+                return f"For {given} the run of {machines} never arrives: nobody knows what it needs, so None."
         elif wrong := compare(f"The speed-up for {given}", found, machines * there[0] / there[1], 1e-6):
             return wrong
     return None
@@ -46,23 +45,23 @@ def _speed_up(answer: Any) -> str | None:
 
 speed_up = Exercise(
     id="start_here-speed_up",
-    answer="real_speed_up",
-    question="Write `real_speed_up`. `one` and `many` are arrays: the accuracy of one machine, and of `machines` "
+    answer="speed_up",
+    question="Write `speed_up`. The arrays `one` and `many` hold the test accuracy of one machine and of `machines` "
     "machines, after pass 1, 2, 3 and so on. A run arrives at the first pass whose accuracy is at least `target`. If "
-    "`many` never arrives, return `np.nan`: a run that was stopped does not tell what it would have needed.",
+    "`many` never arrives, return `None`: nobody knows how long it would have needed.",
     hints=(
-        "`there = one >= target` is true or false for each pass; `there.argmax()` is the place of the first true.",
-        "Places count from 0, passes from 1. And where nothing is true, `argmax` says 0: ask `there.any()` before.",
+        "`arrived = one >= target` is true or false for each pass; `arrived.argmax()` is the place of the first true.",
+        "Places count from 0, passes from 1. Where nothing is true, `argmax` gives 0: ask `arrived.any()` first.",
     ),
     code="""
-def real_speed_up(one, many, machines, target):
-    there = many >= target
-    if not there.any():
-        return np.nan
-    return machines * ((one >= target).argmax() + 1) / (there.argmax() + 1)
+def speed_up(one, many, machines, target):
+    arrived = many >= target
+    if not arrived.any():
+        return None
+    return machines * ((one >= target).argmax() + 1) / (arrived.argmax() + 1)
 """,
     wrong=_speed_up,
-    right="first arrivals are compared, and a run that never arrives gives no number.",
+    right="the first arrivals are compared, and a run that never arrives gives no number.",
 )
 
 
@@ -88,18 +87,19 @@ def _stopped(answer: Any) -> str | None:
         right += said == swap
     if right >= 90:
         return None
-    return f"Of 100 fresh pairs you told {right} apart; at least 90 are wanted. What does the end of each run say?"
+    return f"Of 100 new pairs {right} were right; at least 90 are wanted. What does the end of each run say?"
 
 
 stopped = Exercise(
     id="start_here-stopped",
     answer="stopped",
-    question="An open one. Two runs ended at the same accuracy. One has levelled off: more passes give it no more. The "
-    "other was stopped while it still climbed. `stopped` gets the accuracies of both at equal times, and returns which "
-    "was stopped too early: 0 for `first`, 1 for `second`. The check makes 100 fresh, noisy pairs, and wants 90 right.",
+    question="Two runs end at the same accuracy. One has levelled off. The other was stopped while it still climbed. "
+    "Write `stopped`, which gets the test accuracies of both runs at equal times, as arrays. It returns 0 if `first` "
+    "was stopped too early, and 1 if `second` was. The difference of two neighbouring values is mostly noise, so "
+    "average several. The check makes 100 new, noisy pairs and wants 90 right.",
     hints=(
-        "The height at the end tells nothing, and the last two values are mostly noise.",
-        "Average over the last fifth of a run, and over the fifth before. Which of the two runs rose more between?",
+        "Both runs end equally high, and the difference of the last two values is mostly noise.",
+        "Average over the last fifth of a run, and over the fifth before it. Which run rose more in between?",
     ),
     code="""
 def stopped(first, second):
@@ -108,6 +108,5 @@ def stopped(first, second):
     return int(rose[1] > rose[0])
 """,
     wrong=_stopped,
-    right="what still climbs at its end was stopped too early; what is level there has nothing more to give, and has "
-    "failed if that is below the target.",
+    right="a run that still climbs at its end was stopped too early; one that is level there was not.",
 )

@@ -1,0 +1,388 @@
+"""Figures and explorers of 04_batch_size_and_lars and its further notebook: a line in the notebook calls each."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from dlscale.batch_size_and_lars import CriticalBatch
+from dlscale.course.records import Record
+from dlscale.lab.intervals import interval
+from dlscale.page import figures, widgets
+
+
+def _batch_axis(ax: Axes, batches: Sequence[int], every: int = 1) -> None:
+    """A logarithmic axis with a mark at each batch size, and its number at `every` second, third … one."""
+    ax.set(xscale="log", xlabel="batch size (examples)")
+    _ticks(ax.xaxis, batches, every)
+
+
+def _ticks(axis: Axis, values: Sequence[float], every: int = 1) -> None:
+    """Marks of a logarithmic axis, with plain numbers."""
+    axis.set_ticks(values, [f"{value:,}" if place % every == 0 else "" for place, value in enumerate(values)])
+    axis.set_minor_locator(NullLocator())
+
+
+def opening(record: Record) -> None:
+    """Steps to the same loss for three batches of `batch_size_and_lars-steps`, and what perfect scaling would need."""
+    sizes, steps = (8, 64, 512), []
+    for size in sizes:
+        runs = [record.values("steps", batch_size=size, learning_rate=rate) for rate in _rates(record, size)]
+        steps.append(min(runs, key=np.mean))
+    figure, ax = figures.new(height=2.1)
+    for place, (size, values) in enumerate(zip(sizes, steps, strict=True)):
+        ax.barh(place, values.mean(), color=figures.SKY)
+        ax.plot([8 * steps[0].mean() / size] * 2, [place - 0.4, place + 0.4], color=figures.RED)
+        ax.text(values.mean() + 8, place, f"{values.mean():.0f}", va="center")
+    ax.text(180, 1.5, "red: if twice the batch always halved the steps", color=figures.RED, va="center")
+    ax.set(xlabel="steps to the same loss, each batch at its best learning rate", ylim=(2.5, -0.5))
+    ax.set_yticks(range(3), [f"batch {size}" for size in sizes])
+    said = (f"batch {size} needs {values.mean():.0f} steps" for size, values in zip(sizes, steps, strict=True))
+    figures.show(figure, f"Recorded, 16 seeds: {', '.join(said)}.")
+
+
+def _rates(record: Record, size: int) -> list[float]:
+    return record.options("learning_rate", batch_size=size)
+
+
+# Section 1
+
+
+def law(batches: np.ndarray, steps: np.ndarray, curves: Mapping[int, tuple], fit: CriticalBatch, target: float) -> None:
+    """Explore the batch size: loss by step, `curves[batch]`, and steps (seeds, batches) to the target, with the law."""
+    perfect = steps[:, 0].mean() * batches[0] / batches
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        for curve in curves.values():
+            left.plot(*curve, color=figures.GREY, alpha=0.35, linewidth=1)
+        left.axhline(target, color=figures.RED, linestyle="--", linewidth=1)
+        left.text(0.03, target - 0.015, "target", color=figures.RED, va="top", transform=left.get_yaxis_transform())
+        (curve,) = left.plot([], [], color=figures.BLUE, linewidth=2.5)
+        for batch, shift in zip(batches[[0, -1]].tolist(), (0.02, -0.5), strict=True):
+            left.text(curves[batch][0][0], curves[batch][1][0] + shift, f"batch {batch}", color=figures.GREY)
+        name = left.text(0.97, 0.95, "", color=figures.BLUE, ha="right", va="top", transform=left.transAxes)
+        left.set(xscale="log", xlabel="steps", ylabel="lowest held-out loss so far", ylim=(target - 0.12, 2.35))
+        figures.band(right, batches, steps, figures.BLUE, marker="o", linestyle="none")
+        fine = np.geomspace(batches[0], batches[-1])
+        right.plot(fine, fit.steps(fine), color=figures.BLACK)
+        right.plot(batches, perfect, ":", color=figures.GREY)
+        word = "half the steps\nfor each\ndoubling"
+        right.text(30, 0.8 * perfect[2], word, color=figures.GREY, ha="right", va="top")
+        right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
+        right.text(1.15 * fit.batch.mean, steps[:, 0].mean(), "critical batch", color=figures.RED, va="center")
+        right.set(yscale="log", ylabel="steps to the target", ylim=(0.5 * steps.mean(0).min(), None))
+        _batch_axis(right, batches)
+        _ticks(right.yaxis, [30, 100, 300, 1000])
+        (here,) = right.plot([], [], "o", color=figures.BLUE, markersize=11)
+
+        def update(batch: int) -> list[Artist]:
+            curve.set_data(*curves[batch])
+            here.set_data([batch], [steps[:, list(batches).index(batch)].mean()])
+            name.set_text(f"batch {batch}")
+            return [curve, here, name]
+
+        return update
+
+    def caption(batch: int) -> str:
+        count, first = steps[:, list(batches).index(batch)].mean(), steps[:, 0].mean()
+        return (
+            f"Batch {batch} needs {count:.0f} steps, {first / count:.1f} times fewer than batch {batches[0]}, "
+            f"and {batch * count / (batches[0] * first):.1f} times as many examples. "
+            f"The band is the 95 % interval over {len(steps)} seeds."
+        )
+
+    widgets.explore(make, alt=caption, batch=widgets.slider("batch size", batches.tolist(), 64))
+
+
+# Section 2
+
+
+def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tuple[float, float]]) -> None:
+    """Explore batch gradients: along and across that of all examples, and their squared norms, by step and batch.
+
+    `clouds[step][batch]` is (draws, 2), in units of the length of the whole gradient; `parts[step]` are signal and
+    noise.
+    """
+    batches = np.array(list(next(iter(clouds.values()))))
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        left.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "color": figures.BLACK, "lw": 2.5})
+        (dots,) = left.plot([], [], "o", color=figures.BLUE, markersize=3.5, alpha=0.5)
+        left.set(xlim=(-1.5, 4.5), ylim=(-0.2, 8), xlabel="along G (G has length 1)", ylabel="length across G: noise")
+        left.text(0.5, 0.15, "G", ha="center")
+        fine = np.geomspace(batches[0], batches[-1])
+        lines = [right.plot([], [], color=color)[0] for color in (figures.BLACK, figures.BLUE)]
+        names = [right.text(batches[0], 1, text) for text in ("signal", "noise / batch")]
+        for name, line in zip(names, lines, strict=True):
+            name.set(color=line.get_color(), va="bottom")
+        here = right.axvline(8, color=figures.BLUE, linestyle=":")
+        scale = right.axvline(8, color=figures.RED, linestyle="--", linewidth=1)
+        word = right.text(1, 30, "noise scale", color=figures.RED, ha="right", va="center")
+        right.set(yscale="log", ylim=(0.05, 50), ylabel="part of a gradient's squared length")
+        _batch_axis(right, batches, 2)
+
+        def update(step: int, batch: int) -> list[Artist]:
+            signal, noise = parts[step]
+            dots.set_data(*clouds[step][batch].T)
+            for line, name, values in zip(lines, names, (signal + 0 * fine, noise / fine), strict=True):
+                line.set_data(fine, values)
+                name.set_y(1.1 * values[0])
+            here.set_xdata([batch, batch])
+            scale.set_xdata([noise / signal] * 2)
+            word.set_x(0.9 * noise / signal)
+            return [dots, *lines, *names, here, scale, word]
+
+        return update
+
+    def caption(step: int, batch: int) -> str:
+        (signal, noise), (along, across) = parts[step], clouds[step][batch].T
+        angle = np.degrees(np.arctan2(across, along)).mean()
+        return (
+            f"Step {step}: the signal is {signal:.2g}, the noise {noise:.2g} / {batch} = {noise / batch:.2g}. They "
+            f"are equal at batch {noise / signal:.0f}. Gradients of batch {batch} are off by {angle:.0f}° on average."
+        )
+
+    step = widgets.slider("step", list(clouds), list(clouds)[2])
+    widgets.explore(make, alt=caption, step=step, batch=widgets.slider("batch size", batches.tolist(), 32))
+
+
+def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.ndarray, fit: CriticalBatch) -> None:
+    """Explore the batch size: steps by learning rate, and the best rate (seeds, batches) by batch, with the formula.
+
+    `grid` are the rates (batches, rates), `steps` (batches, rates, seeds); NaN where runs did not arrive.
+    """
+    mean, best = steps.mean(-1), np.log2(best)
+    shape = 1 / (1 + fit.batch.mean / batches)
+    height = np.exp2((best.mean(0) - np.log2(shape)).mean())
+    first = np.exp2(best[:, 0].mean())
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        left.plot(grid.T, mean.T, "o-", color=figures.GREY, alpha=0.35, linewidth=1, markersize=3)
+        (curve,) = left.plot([], [], "o-", color=figures.BLUE, linewidth=2.5)
+        (failed,) = left.plot([], [], "x", color=figures.RED, markersize=8)
+        for place, ha in ((0, "left"), (-1, "right")):
+            x, y = grid[place][np.isfinite(mean[place])], mean[place][np.isfinite(mean[place])]
+            left.text(
+                x[place], y[place] * (0.72 if place else 1.12), f"batch {batches[place]}", color=figures.GREY, ha=ha
+            )
+        left.text(0.97, 0.92, "×: not all runs arrive", color=figures.RED, ha="right", transform=left.transAxes)
+        left.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="steps to the target", ylim=(45, 1400))
+        _ticks(left.yaxis, [50, 100, 200, 500, 1000])
+        middle, low, high = interval(best)
+        right.errorbar(
+            batches, 2**middle, [2**middle - 2**low, 2**high - 2**middle], fmt="o", color=figures.BLUE, markersize=5
+        )
+        fine = np.geomspace(batches[0], batches[-1])
+        right.plot(fine, height / (1 + fit.batch.mean / fine), color=figures.BLACK)
+        for power, text, at in ((1, "linear", 4), (0.5, "square root", 3)):
+            line = first * (batches / batches[0]) ** power
+            right.plot(batches, line, ":", color=figures.GREY)
+            right.text(batches[at], line[at] * (1.15 if power == 1 else 0.8), text, color=figures.GREY)
+            right.texts[-1].set(ha="right" if power == 1 else "left", va="bottom" if power == 1 else "top")
+        right.set(yscale="log", ylabel="best learning rate", ylim=(0.6 * first, 5))
+        for axis in (left.xaxis, right.yaxis):
+            _ticks(axis, [0.1, 0.3, 1, 3])
+        right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
+        right.text(1.1 * fit.batch.mean, 0.75 * first, "critical batch", color=figures.RED, va="center")
+        _batch_axis(right, batches)
+        (here,) = right.plot([], [], "o", color=figures.BLUE, markersize=11)
+
+        def update(batch: int) -> list[Artist]:
+            place = list(batches).index(batch)
+            curve.set_data(grid[place], mean[place])
+            lost = grid[place][np.isnan(mean[place])]
+            failed.set_data(lost, np.full(len(lost), 800))
+            here.set_data([batch], [2 ** best[:, place].mean()])
+            return [curve, failed, here]
+
+        return update
+
+    def caption(batch: int) -> str:
+        place = list(batches).index(batch)
+        return (
+            f"Batch {batch}: the best learning rate is {2 ** best[:, place].mean():.2g}. "
+            f"The formula, with the critical batch of section 1, gives {height * shape[place]:.2g}."
+        )
+
+    widgets.explore(make, alt=caption, batch=widgets.slider("batch size", batches.tolist(), 64))
+
+
+# Section 3
+
+
+def ladder(accuracies: Mapping[int, np.ndarray], epochs: Sequence[int], examples: int) -> None:
+    """Test accuracy, (seeds, epochs) in per cent, of each batch by the number of updates; equal epochs in red."""
+    figure, ax = figures.new(height=3.2)
+    for (batch, samples), color in zip(accuracies.items(), (figures.BLUE, figures.GREEN, figures.ORANGE), strict=True):
+        updates = np.array(epochs) * examples // batch
+        line = figures.band(ax, updates, samples, color, marker="o")
+        last = f", {epochs[-1]} epochs" if batch > 128 else ""
+        figures.name(ax, line, f"batch {batch}{last}", -12 if last else 0)
+        words = {"xytext": (0, -12 if last else 12), "textcoords": "offset points", "color": color, "va": "center"}
+        for place in {512: (0,), 32: (0, -1)}.get(batch, ()):
+            mean = samples.mean(0)[place]
+            ax.annotate(f"{epochs[place]} epochs", (updates[place], mean), ha="left" if last else "center", **words)
+    ax.axvline(epochs[0] * examples // 32, color=figures.RED, linestyle="--", linewidth=1)
+    ax.text(epochs[0] * examples // 32 * 1.05, 45, "equal updates", color=figures.RED)
+    ax.set(
+        xscale="log",
+        xlabel="updates",
+        ylabel="test accuracy (%)",
+        xlim=(60, 60_000),
+        ylim=(41, 61),
+        yticks=range(45, 61, 5),
+    )
+    ends = ", ".join(f"batch {batch} {samples[:, -1].mean():.0f} %" for batch, samples in accuracies.items())
+    figures.show(figure, f"Recorded: test accuracy by updates. After {epochs[-1]} epochs: {ends}.")
+
+
+# Section 4
+
+
+def layers(ratios: np.ndarray, moves: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
+    """Explore ‖w‖ / ‖g‖ of each layer, (steps, layers), and by how much of its length each optimizer moves it (%)."""
+    places = np.arange(len(names))
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        (dots,) = left.plot(places, ratios[0], "o", color=figures.BLACK, markersize=8)
+        left.set(yscale="log", ylim=(ratios.min() / 1.5, ratios.max() * 1.5), ylabel="‖w‖ / ‖g‖")
+        lines = {}
+        for (name, values), color in zip(moves.items(), (figures.ORANGE, figures.BLUE), strict=True):
+            (lines[name],) = right.plot(places, values[0], "o-", color=color)
+        values = np.concatenate(list(moves.values()))
+        right.set(yscale="log", ylim=(values.min() / 1.5, values.max() * 4), ylabel="‖change of w‖ / ‖w‖ (%)")
+        for place, (name, line) in enumerate(lines.items()):
+            right.text(0.03, 0.95 - 0.08 * place, name, color=line.get_color(), transform=right.transAxes, va="top")
+        for ax in (left, right):
+            ax.set(xlabel="layer", xlim=(-0.5, len(names) - 0.5))
+            ax.set_xticks(places, names)
+
+        def update(step: int) -> list[Artist]:
+            dots.set_ydata(ratios[step])
+            for name, line in lines.items():
+                line.set_ydata(moves[name][step])
+            return [dots, *lines.values()]
+
+        return update
+
+    def caption(step: int) -> str:
+        ends = (dict.fromkeys(f"{end(values[step]):.2g}" for end in (np.min, np.max)) for values in moves.values())
+        one_rate, lars = map(" to ".join, ends)
+        spread = ratios[step].max() / ratios[step].min()
+        return (
+            f"Step {step}: the largest ‖w‖ / ‖g‖ is {spread:.1f} times the smallest. "
+            f"With one rate for all, one step moves the layers by {one_rate} % of their length; with LARS by {lars} %."
+        )
+
+    steps = [0, 1, 2, 3, 5, 7, *range(10, len(ratios), 5)]
+    widgets.explore(make, alt=caption, step=widgets.slider("step", steps, 0))
+
+
+def lars_record(curves: Mapping[str, np.ndarray], batches: Sequence[int], leads: Mapping[str, np.ndarray]) -> None:
+    """Recorded test accuracy (seeds, batches) by batch, and the leads over momentum (seeds,) at one batch."""
+    figure, (left, right) = figures.new(2, height=3.0)
+    for (name, samples), color in zip(curves.items(), (figures.ORANGE, figures.BLUE), strict=True):
+        line = figures.band(left, batches, samples, color, marker="o")
+        x, y = line.get_xydata()[2]
+        above = name == "LARS"
+        left.text(
+            x * (1.1 if above else 0.8), y + (1 if above else -2), name, color=color, ha="left" if above else "right"
+        )
+    _batch_axis(left, batches)
+    left.set(ylabel="test accuracy (%)")
+    for place, values in enumerate(leads.values()):
+        mean, low, high = interval(values)
+        right.plot([low, high], [place] * 2, color=figures.BLUE)
+        right.plot(mean, place, "o", color=figures.BLUE)
+    right.axvline(0, color=figures.ORANGE)
+    right.text(0.25, len(leads) - 0.55, "momentum", color=figures.ORANGE, va="center")
+    right.set_yticks(range(len(leads)), list(leads))
+    right.set(ylim=(len(leads) - 0.3, -0.5), xlim=(-1, 13), xlabel="lead at batch 750 (points)", xticks=[0, 5, 10])
+    said = (f"{name.replace(chr(10), ' ')} {values.mean():.1f}" for name, values in leads.items())
+    figures.show(figure, f"Recorded, with batch normalisation. Leads over momentum at batch 750: {', '.join(said)}.")
+
+
+# The further notebook
+
+
+def machine(seconds: Callable[..., np.ndarray], critical: float) -> None:
+    """Explore how fast a cluster trains: `seconds(batch, workers, overhead, latency, megabytes, way)` to the target."""
+    workers, batches = 2 ** np.arange(11), 2.0 ** np.arange(0, 14.1, 0.25)
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        (curve,), (best,) = left.plot([], [], color=figures.BLUE), left.plot([], [], "o", color=figures.BLUE)
+        left.axvline(critical, color=figures.RED, linestyle="--", linewidth=1)
+        left.text(1.2 * critical, 100, "critical batch", color=figures.RED)
+        left.set(xlim=(1, 2**14), ylim=(0.05, 300), xlabel="batch size (examples)", ylabel="seconds to the target")
+        figures.name(right, right.plot(workers, workers, ":", color=figures.GREY)[0], "ideal")
+        (speed_up,), (here,) = right.plot([], [], color=figures.BLUE), right.plot([], [], "o", color=figures.BLUE)
+        right.set(xlim=(0.8, 3000), ylim=(0.5, 1500), xlabel="workers", ylabel="speed-up, each at its best batch")
+        for ax in (left, right):
+            ax.set(xscale="log", yscale="log")
+
+        def update(count: int, **parts: float) -> list[Artist]:
+            times = seconds(batches, workers[:, None], **parts)
+            row, gains = times[list(workers).index(count)], times[0].min() / times.min(1)
+            curve.set_data(batches, row)
+            best.set_data([batches[row.argmin()]], [row.min()])
+            speed_up.set_data(workers, gains)
+            here.set_data([count], [times[0].min() / row.min()])
+            return [curve, best, speed_up, here]
+
+        return update
+
+    def caption(count: int, **parts: float) -> str:
+        times = seconds(batches, workers[:, None], **parts)
+        row = times[list(workers).index(count)]
+        return (
+            f"{count:,} workers: the best batch is {batches[row.argmin()]:.0f}. They reach the target in "
+            f"{row.min():.2f} s, {times[0].min() / row.min():.1f} times faster than one worker at its best batch."
+        )
+
+    widgets.explore(
+        make, alt=caption,
+        count=widgets.slider("workers", workers.tolist(), 64),
+        overhead=widgets.slider("overhead per step (ms)", [0.1, 0.3, 1, 3, 10, 30], 1),
+        latency=widgets.slider("latency (µs)", [0, 1, 3, 10, 30, 100], 10),
+        megabytes=widgets.slider("gradients (MB)", [0.01, 0.1, 1, 10, 100], 1),
+        way=widgets.menu("all-reduce", ["reduce-scatter + gather", "ring", "tree"]),
+    )  # fmt: skip
+
+
+def warm_up(maps: Mapping[str, np.ndarray], sizes: Sequence[int], grid: Sequence[float], base: float) -> None:
+    """Explore held-out accuracy (rates, batch sizes) with and without warm-up: where does the linear rule leave it?"""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        mesh = ax.pcolormesh(range(len(sizes)), np.log2(grid), maps["none"], cmap="viridis", vmin=10, vmax=58)
+        fig.colorbar(mesh, ax=ax, label="accuracy on held-out signals (%)")
+        places = np.log2(np.array(sizes) / sizes[0])
+        (best,) = ax.plot([], [], "o", color=figures.RED)
+        ax.plot(places, np.log2(base) + places, "--", color="white")
+        ax.text(4.35, np.log2(base) + 4.9, "linear rule", color="white", ha="right")
+        ax.set(xlabel="batch size (examples)", ylabel="learning rate", xlim=(-0.5, len(sizes) - 0.5), ylim=(-5.5, 4.5))
+        ax.set_xticks(range(len(sizes)), [f"{size:,}" for size in sizes])
+        ax.set_yticks(np.log2(grid), [f"{rate:g}" for rate in grid])
+        ax.grid(False)
+
+        def update(name: str) -> list[Artist]:
+            mesh.set_array(maps[name].ravel())
+            best.set_data(range(len(sizes)), np.log2(grid)[maps[name].argmax(0)])
+            return [mesh, *ax.lines, *ax.texts]
+
+        return update
+
+    def caption(name: str) -> str:
+        top = ", ".join(f"{grid[place]:g}" for place in maps[name].argmax(0))
+        return f"Warm-up: {name}. Best learning rates for batches {sizes[0]} to {sizes[-1]:,}, in red: {top}."
+
+    widgets.explore(make, alt=caption, name=widgets.menu("warm-up", list(maps)))

@@ -1,0 +1,178 @@
+"""The pictures of 08_collectives and its further notebook: whatever they show, they get as arrays."""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from dlscale.collectives.replay import Frame
+from dlscale.page import figures, widgets
+
+COLORS = {
+    "tree": figures.BLACK, "butterfly": figures.ORANGE, "ring": figures.BLUE, "rabenseifner": figures.GREEN,
+    "circulant": figures.RED, "bidirectional_ring": figures.SKY, "torus": figures.PINK, "hierarchical": figures.GREY,
+}  # fmt: skip
+PLACES = {  # where the eight GPUs of a DGX-1 are drawn, and its two processors
+    "DGX-1": [*zip((1, 0, 0, 1, 2, 3, 3, 2, 0.5, 2.5), (8, 11, -1, 2, 8, 11, -1, 2, -8, -8), strict=True)],
+    "a ring": [(1.5 + 1.2 * math.sin(math.pi * w / 4), 2 + 10 * math.cos(math.pi * w / 4)) for w in range(8)],
+}
+
+
+def spoken(algorithm: str) -> str:
+    """An algorithm's name in a text."""
+    return "Rabenseifner" if algorithm == "rabenseifner" else algorithm.replace("_", " ")
+
+
+def show_bytes(size: float) -> str:
+    """So many bytes with a unit, such as 3.5 MiB."""
+    power = min(int(math.log2(max(size, 1))) // 10, 3)
+    number = size / 1024**power
+    return f"{number:.{0 if number >= 10 else 1}f} {('B', 'KiB', 'MiB', 'GiB')[power]}".replace(".0 ", " ")
+
+
+# Section 1
+
+
+def rounds(frames: Mapping[str, Sequence[Frame]]) -> None:
+    """Explore operations round by round: who sends to whom, and whose numbers have arrived where."""
+    workers = len(next(iter(frames.values()))[0].seen)
+
+    def chosen(name: str, number: int) -> tuple[int, Frame, np.ndarray]:
+        now = number % len(frames[name])  # after the last round all begins again
+        return now, frames[name][now], frames[name][max(0, now - 1)].seen
+
+    def make(fig: Figure) -> widgets.Update:
+        wires, grid = figures.axes(fig, 2, width_ratios=[1, 2.2], sharey=True)
+        (arrows,) = wires.plot([], [], color=figures.RED, marker=">", markevery=(1, 3))
+        image = grid.imshow(np.zeros((workers, 2 * workers)), cmap="cividis_r", vmin=0, vmax=workers, aspect="auto")
+        (new,) = grid.plot([], [], "s", markerfacecolor="none", markeredgecolor=figures.RED, markersize=12)
+        clock = wires.text(0.5, 1.03, "", ha="center", transform=wires.transAxes)
+        wires.set(xlim=(-0.15, 1.1), xticks=[0, 1], xticklabels=["sender", "receiver"], ylabel="worker")
+        wires.set(yticks=range(workers), ylim=(workers - 0.4, -0.6))
+        wires.grid(visible=False), grid.grid(visible=False)
+        grid.set(xlabel="place in the array", xticks=range(0, 2 * workers, 4))
+        fig.colorbar(image, ax=grid, ticks=range(0, workers + 1, 2), label="workers whose numbers are in it")
+
+        def update(name: str, number: int) -> list[Artist]:
+            now, frame, before = chosen(name, number)
+            clock.set_text(f"round {now} of {len(frames[name]) - 1}")
+            ends = np.insert(np.reshape(frame.pairs, (-1, 2)).astype(float), 2, np.nan, axis=1)
+            arrows.set_data(np.tile([0, 1, np.nan], len(ends)), ends.ravel())
+            image.set_data(np.where(frame.seen, frame.seen, np.nan))
+            new.set_data(*np.argwhere(frame.seen != before)[:, ::-1].T)
+            return [arrows, clock, image, new]
+
+        return update
+
+    def caption(name: str, number: int) -> str:
+        now, frame, before = chosen(name, number)
+        changed, last = np.count_nonzero(frame.seen != before), len(frames[name]) - 1
+        return f"{name}, round {now} of {last}: {len(frame.pairs)} messages change {changed} places."
+
+    operation = widgets.menu("operation", [*frames], "all-reduce: ring")
+    number = widgets.player("round", range(max(map(len, frames.values()))), 3, interval=700)
+    widgets.explore(make, alt=caption, height=3.6, name=operation, number=number)
+
+
+# Section 2 and 3
+
+
+def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lower bound", **controls: Any) -> None:
+    """Explore times as multiples of a bound: for these `controls`, `ratios` has (sizes,) by algorithm."""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        names = [*ratios(**{name: control.start for name, control in controls.items()})]
+        lines = {name: ax.plot([], [], color=COLORS[name])[0] for name in names}
+        texts = {name: ax.text(sizes[-1] * 1.4, 1, spoken(name), color=COLORS[name], va="center") for name in names}
+        ax.set(xscale="log", yscale="log", xlabel="size of the array", ylabel=ylabel)
+        ax.set_xticks(ticks := 2.0 ** np.arange(10, 31, 5), [show_bytes(size) for size in ticks])
+        ax.set(xlim=(sizes[0], sizes[-1]), ylim=(0.8, 150), yticks=[1, 10, 100], yticklabels=[1, 10, 100])
+        ax.minorticks_off()
+
+        def update(**chosen: Any) -> list[Artist]:
+            place = 0.0
+            for name, values in sorted(ratios(**chosen).items(), key=lambda item: item[1][-1]):
+                lines[name].set_data(sizes, values)
+                place = max(values[-1], 1.35 * place)
+                texts[name].set_y(place)
+            return [*lines.values(), *texts.values()]
+
+        return update
+
+    def caption(**chosen: Any) -> str:
+        found = ratios(**chosen)
+        names, best = [*found], np.argmin([*found.values()], axis=0)
+        changes = [0, *(np.flatnonzero(np.diff(best)) + 1)]
+        said = ", ".join(f"{spoken(names[best[i]])} from {show_bytes(sizes[i])}" for i in changes)
+        return f"Fastest: {said}. The highest line reaches {np.max([*found.values()]):.3g}."
+
+    widgets.explore(make, alt=caption, **controls)
+
+
+# Section 3
+
+
+def _ends(wire: str) -> tuple[int, int] | None:
+    """The two ends of a wire, as indices of `PLACES`, the smaller one first; None for what lies inside a path."""
+    first, *others = map(int, re.findall(r"\d+", wire))
+    if "QPI" in wire:
+        return 8, 9
+    if others:
+        return min(first, *others), max(first, *others)
+    return None if "switch" in wire else (first, 8 + first // 4)
+
+
+def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) -> None:
+    """Explore how many seconds each wire is busy in each round: by wiring, algorithm and order of the ranks."""
+    most = max(max(one.values()) for of_rounds in busy.values() for one in of_rounds)
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2, width_ratios=[1.25, 1])
+        left.set(xlim=(-0.4, 3.4), ylim=(-11, 14)), left.axis("off")
+        right.set(xlabel="round", ylabel="busiest wire (ms)")
+        clock = left.set_title("")
+
+        def update(wiring: str, algorithm: str, order: str, number: int) -> None:
+            for artist in [*left.lines, *left.texts, *right.patches]:
+                artist.remove()
+            of_rounds, places = busy[wiring, algorithm, order], PLACES[wiring]
+            now, ring = (number - 1) % len(of_rounds) + 1, wiring == "a ring"
+            wired = [(a, b) for b in range(8) for a in range(b) if (b - a in (1, 7) if ring else a // 4 == b // 4)]
+            load = dict.fromkeys(wired + [(a, a + 4) for a in range(4) if not ring], 0.0)
+            for wire, seconds in of_rounds[now - 1].items():
+                if ends := _ends(wire):
+                    load[ends] = max(load.get(ends, 0.0), seconds)
+            for (a, b), seconds in load.items():
+                color = figures.RED if seconds else "0.85"
+                width = 1.2 + 9 * seconds / most
+                left.plot(*zip(places[a], places[b], strict=True), color=color, linewidth=width, solid_capstyle="round")
+            for worker, (x, y) in enumerate(places):
+                if worker < 8 or any(worker in ends for ends, seconds in load.items() if seconds):
+                    text, color = (str(worker), figures.BLUE) if worker < 8 else ("host", figures.GREY)
+                    box = {"boxstyle": "circle" if worker < 8 else "round", "facecolor": color, "edgecolor": "none"}
+                    left.text(x, y, text, color="white", ha="center", va="center", bbox=box)
+            heights = [1e3 * max(one.values()) for one in of_rounds]
+            colors = [figures.RED if i == now - 1 else figures.GREY for i in range(len(heights))]
+            right.bar(ticks := range(1, 1 + len(heights)), heights, color=colors)
+            right.set(xlim=(0.4, max(len(heights), 6) + 0.6), xticks=ticks, ylim=(0, 1.1 * max(heights)))
+            clock.set_text(f"round {now} of {len(of_rounds)}: {heights[now - 1]:.2g} ms")
+
+        return update
+
+    def caption(wiring: str, algorithm: str, order: str, number: int) -> str:
+        of_rounds = busy[wiring, algorithm, order]
+        now, total = (number - 1) % len(of_rounds) + 1, 1e3 * sum(max(one.values()) for one in of_rounds)
+        name = spoken(algorithm).capitalize()
+        return f"{name} on {wiring}, ranks {order}, round {now}; all rounds take {total:.3g} ms."
+
+    def menu(label: str, place: int, start: str | None = None) -> widgets.Control:
+        return widgets.menu(label, list(dict.fromkeys(key[place] for key in busy)), start)
+
+    number = widgets.player("round", range(1, max(map(len, busy.values())) + 1), 3, interval=700)
+    chosen = {"wiring": menu("wiring", 0), "algorithm": menu("algorithm", 1, "butterfly"), "order": menu("ranks", 2)}
+    widgets.explore(make, alt=caption, height=3.3, **chosen, number=number)

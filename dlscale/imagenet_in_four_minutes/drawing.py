@@ -1,0 +1,289 @@
+"""The pictures of 16_imagenet_in_four_minutes and its further notebook: whatever they show, they get as arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dlscale.imagenet_in_four_minutes import Prediction
+from dlscale.lab.intervals import interval
+from dlscale.page import figures, widgets
+
+NAMES = {"lars": "LARS", "no_decay": "no decay", "extra_norm": "extra batch norm", "half": "float16"}
+OFF_ON = ("off", "on")
+
+
+def spoken(parts: frozenset[str]) -> str:
+    """The parts that are on, in words."""
+    return " + ".join(name for part, name in NAMES.items() if part in parts) or "no part"
+
+
+# Section 1
+
+
+def without(minutes: Mapping[str, float], points: Mapping[str, float]) -> None:
+    """Two rows of bars: by how much a run is longer, and a network less accurate, without a part."""
+    fig, axes = figures.new(2, height=2.1)
+    labels = ("minutes longer without it", "accuracy points lost")
+    for ax, found, label, color in zip(axes, (minutes, points), labels, (figures.BLUE, figures.ORANGE), strict=True):
+        ax.barh([*found], [*found.values()], 0.6, color=color)
+        for place, value in enumerate(found.values()):
+            ax.text(max(value, 0), place, f" {value:.1f}".replace("-", "−"), va="center")
+        ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5), xlim=(min(0, *found.values()), 1.25 * max(found.values())))
+        ax.grid(visible=False, axis="y")
+    said = [
+        ", ".join(f"{name} {value:.1f}" for name, value in found.items()).replace("-", "−")
+        for found in (minutes, points)
+    ]
+    figures.show(fig, f"Taken away alone, minutes more: {said[0]}. Points of accuracy lost: {said[1]}.")
+
+
+def switchboard(
+    losses: Callable[..., np.ndarray], sent: Callable[..., tuple[int, int]], travel: Sequence[Sequence[str]]
+) -> None:
+    """Explore six switches: the training loss, and what travels in a step; `travel` are fusions and all-reduces."""
+    off = {**dict.fromkeys(NAMES, False), "fusion": travel[0][0], "all_reduce": travel[1][0]}
+    before, most = losses(**off), sent(**off)
+
+    def given(chosen: Mapping[str, str]) -> dict[str, Any]:
+        return {name: value == "on" if name in NAMES else value for name, value in chosen.items()}
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2, width_ratios=[1.25, 1])
+        left.plot(before, color=figures.GREY, linewidth=1)
+        left.text(len(before) - 1, before[-5:].mean() + 0.25, "all off", color=figures.GREY, ha="right")
+        (line,) = left.plot([], [], color=figures.RED)
+        left.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) - 1))
+        bars = right.barh(["messages", "bytes"], [1, 1], 0.5, color=figures.BLUE)
+        texts = [right.text(0, place + 0.42, "", ha="left", va="center") for place in range(2)]
+        right.set(xlim=(0, 115), ylim=(1.7, -0.5), xlabel="sent in a step, % of all off")
+        right.grid(visible=False, axis="y")
+
+        def update(**chosen: str) -> list[Artist]:
+            line.set_data(range(len(before)), losses(**given(chosen)))
+            now = sent(**given(chosen))
+            for bar, text, value, whole, unit in zip(bars, texts, now, most, ("messages", "bytes"), strict=True):
+                bar.set_width(100 * value / whole)
+                text.set_text(f"{value:,} {unit}")
+            return [line, *bars, *texts]
+
+        return update
+
+    def caption(**chosen: str) -> str:
+        (messages, size), last = sent(**given(chosen)), losses(**given(chosen))[-10:].mean()
+        on = [NAMES[name] for name in NAMES if chosen[name] == "on"]
+        return (
+            f"On: {', '.join(on) or 'nothing'}; fusion {chosen['fusion']}, all-reduce {chosen['all_reduce']}. "
+            f"Mean loss of the last ten steps {last:.2f}; {messages:,} messages and {size:,} bytes a step."
+        )
+
+    start = {"lars": "on", "extra_norm": "on"}
+    controls = {name: widgets.menu(text, OFF_ON, start.get(name)) for name, text in NAMES.items()}
+    controls["fusion"] = widgets.menu("fusion", travel[0], travel[0][1])
+    controls["all_reduce"] = widgets.menu("all-reduce", travel[1])
+    widgets.explore(make, alt=caption, height=3.2, **controls)
+
+
+def norms(exponents: Sequence[int], ratios: np.ndarray) -> None:
+    """The norm in float16 over the right one, for gradients of these sizes (powers of two)."""
+    fig, ax = figures.new(height=2.6)
+    shown = np.minimum(ratios, 2.0)
+    ax.plot(exponents, shown, "o-", color=figures.BLUE, markersize=4)
+    over = np.isinf(ratios)
+    ax.plot(np.asarray(exponents)[over], shown[over], "^", color=figures.RED)
+    ax.text(exponents[-1], 1.75, "infinite", color=figures.RED, ha="right", va="top")
+    ax.text(exponents[0], 0.15, "zero", color=figures.RED)
+    ax.set_yticks((0, 0.5, 1, 2), ("0", "0.5", "1", "∞"))
+    ax.axhline(1, color=figures.GREY, linestyle=":", linewidth=1)
+    ax.set(xlabel="size of the gradient's entries (power of two)", ylabel="norm in float16 / norm", ylim=(-0.1, 2.2))
+    good = [e for e, ratio in zip(exponents, ratios, strict=True) if abs(ratio - 1) < 0.05]
+    said = f"right to 5 % from 2 to the power {good[0]} to {good[-1]}; zero below, infinite above"
+    figures.show(fig, f"The norm of a gradient computed in float16: {said}.".replace("-", "−"))
+
+
+# Section 2
+
+
+def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> None:
+    """Explore which parts are on: accuracies (seeds,) of all systems, and those at the small batch."""
+    order = sorted(worth, key=lambda parts: worth[parts].mean())
+    places = {parts: place for place, parts in enumerate(order)}
+
+    def chosen_parts(chosen: Mapping[str, str]) -> frozenset[str]:
+        return frozenset(name for name, value in chosen.items() if value == "on")
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        for parts, place in places.items():
+            mean, low, high = interval(worth[parts])
+            ax.plot([low, high], [place] * 2, color="#c8c8c8", linewidth=4)
+            ax.plot(mean, place, "o", color=figures.GREY, markersize=4)
+        ax.axvline(small.mean(), color=figures.BLUE, linewidth=1.5)
+        ax.text(small.mean() - 0.4, 0, "batch 50,\nno part", color=figures.BLUE, ha="right", va="center")
+        (span,) = ax.plot([], [], color=figures.RED, linewidth=5)
+        (dot,) = ax.plot([], [], "o", color=figures.RED, markersize=9)
+        ax.set_yticks(range(len(order)), [spoken(parts) for parts in order])
+        ax.set(xlabel="test accuracy at batch 1,000 (%), 95 % interval", ylim=(-0.6, len(order) - 0.4))
+        ax.grid(visible=False, axis="y")
+
+        def update(**chosen: str) -> list[Artist]:
+            parts = chosen_parts(chosen)
+            mean, low, high = interval(worth[parts])
+            span.set_data([low, high], [places[parts]] * 2), dot.set_data([mean], [places[parts]])
+            return [span, dot]
+
+        return update
+
+    def caption(**chosen: str) -> str:
+        parts = chosen_parts(chosen)
+        gain = f"{(worth[parts] - worth[frozenset()]).mean():+.1f}".replace("-", "−")
+        return f"On: {spoken(parts)}. Test accuracy {worth[parts].mean():.1f} %, {gain} points against no part."
+
+    controls = {name: widgets.menu(NAMES[name], OFF_ON, "on" if name == "lars" else "off") for name in [*NAMES][:3]}
+    widgets.explore(make, alt=caption, height=3.2, **controls)
+
+
+# Section 3
+
+
+def _bars(ax: Axes, place: float, begin: Sequence[float], end: Sequence[float], color: str) -> None:
+    pieces = [(1e3 * b, 1e3 * (e - b)) for b, e in zip(begin, end, strict=True)]
+    ax.broken_barh(pieces, (place - 0.3, 0.6), color=color, edgecolor="white", linewidth=0.3)
+
+
+def timeline(
+    predicted: Callable[..., Prediction],
+    published: Mapping[tuple[str, int], float],
+    algorithms: Sequence[str],
+    rings: Sequence[str],
+) -> None:
+    """Explore the timeline of a step: what is computed and sent when, as the parts are switched."""
+
+    def found(chosen: Mapping[str, Any]) -> Prediction:
+        switches = {name: value == "on" if value in OFF_ON else value for name, value in chosen.items()}
+        return predicted(**switches)
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+
+        def update(**chosen: Any) -> None:
+            now = found(chosen)
+            ax.clear()
+            _bars(ax, 2, [0, *now.forward[:-1]], now.forward, figures.SKY)
+            _bars(ax, 1, [now.forward[-1], *now.backward[:-1]], now.backward, figures.BLUE)
+            _bars(ax, 0, [m[1] for m in now.messages], [m[2] for m in now.messages], figures.ORANGE)
+            ax.axvline(1e3 * now.backward[-1], color=figures.GREY, linestyle=":", linewidth=1)
+            ax.text(1e3 * now.backward[-1], 2.45, " last gradient", color=figures.GREY, va="top")
+            ax.set_yticks((0, 1, 2), ("messages", "backward", "forward"))
+            ax.set(xlabel="time in a step (ms)", xlim=(0, 1020 * now.step), ylim=(-0.5, 2.5))
+            told = published.get((chosen["network"], chosen["gpus"]))
+            ax.set_title(f"{now.minutes:.1f} minutes" + (f"; published: {told:.1f}" if told else ""), loc="left")
+            ax.grid(visible=False, axis="y")
+
+        return update
+
+    def caption(**chosen: Any) -> str:
+        now = found(chosen)
+        exposed = 1e3 * (now.step - now.backward[-1])
+        return (
+            f"{chosen['network']} on {chosen['gpus']:,} GPUs: a step takes {1e3 * now.step:.0f} ms, {exposed:.0f} of "
+            f"them after the last gradient; messages: {len(now.messages)}; {now.minutes:.1f} minutes."
+        )
+
+    widgets.explore(
+        make,
+        alt=caption,
+        height=3.0,
+        network=widgets.menu("network", ("ResNet-50", "AlexNet")),
+        gpus=widgets.slider("GPUs", (64, 256, 1024, 2048), 2048, "{:,}"),
+        half=widgets.menu("float16", OFF_ON, "on"),
+        ring=widgets.menu("ring", rings, rings[1]),
+        fusion=widgets.menu("fusion, 4 MB", OFF_ON),
+        algorithm=widgets.menu("all-reduce", algorithms),
+        overlap=widgets.menu("overlap", OFF_ON, "on"),
+    )
+
+
+# Further
+
+
+def rings(sizes: np.ndarray, times: Mapping[str, np.ndarray], simulated: Mapping[float, float]) -> None:
+    """Seconds of an all-reduce over its size, by name; `simulated` are single points of the last one."""
+    fig, ax = figures.new(height=3.2)
+    colors = (figures.GREY, figures.ORANGE, figures.BLUE)
+    for color, (name, values) in zip(colors, times.items(), strict=True):
+        ax.plot(sizes / 1e6, 1e3 * values, color=color)
+        ax.annotate(name, (sizes[0] / 1e6, 1e3 * values[0]), (0, 5), textcoords="offset points", color=color)
+    ax.plot(np.array([*simulated]) / 1e6, 1e3 * np.array([*simulated.values()]), "o", color=figures.BLUE)
+    ax.set(xscale="log", yscale="log", xlabel="size of the message (MB)", ylabel="time of an all-reduce (ms)")
+    ax.set(xticks=(0.001, 0.01, 0.1, 1, 10, 100), xticklabels=("0.001", "0.01", "0.1", "1", "10", "100"))
+    ax.set(yticks=(1, 2, 5, 10, 20, 50), yticklabels=(1, 2, 5, 10, 20, 50))
+    ax.minorticks_off()
+    said = ", ".join(f"{name} {1e3 * values[0]:.2g} ms" for name, values in times.items())
+    figures.show(fig, f"An all-reduce of {sizes[0] / 1e3:.0f} KB: {said}. Dots: simulated message by message.")
+
+
+def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, float]) -> None:
+    """Explore passes through memory: images a second (counts, 2) with half the bytes, or arithmetic twice as fast."""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        for column, color, text in ((0, figures.BLUE, "half the bytes"), (1, figures.GREY, "twice the arithmetic")):
+            (line,) = ax.plot(counts, speeds[:, column], color=color)
+            figures.name(ax, line, text)
+        for value, text in zip(published, ("published, float32", "published, float16"), strict=True):
+            ax.axhline(value, color=figures.RED, linewidth=1, linestyle=":")
+            ax.text(counts[-1] + 0.5, value + 3, text, color=figures.RED, va="bottom")
+        (dot,) = ax.plot([], [], "o", color=figures.BLUE, markersize=9)
+        ax.set(xlabel="passes through memory for each layer's results", ylabel="images per second, one GPU")
+        ax.set(xlim=(0, counts[-1] + 13), ylim=(150, 360), xticks=range(0, counts[-1] + 1, 4))
+
+        def update(number: int) -> list[Artist]:
+            dot.set_data([number], [speeds[counts.index(number), 0]])
+            return [dot]
+
+        return update
+
+    def caption(number: int) -> str:
+        bytes_only, twice = speeds[counts.index(number)]
+        return f"{number} passes: {bytes_only:.0f} images/s with half the bytes, {twice:.0f} with twice the arithmetic."
+
+    widgets.explore(make, alt=caption, number=widgets.slider("passes", [*counts], 13))
+
+
+def sensitivity(moved: Callable[[str], tuple[dict[str, Sequence[float]], float, float]], runs: Sequence[str]) -> None:
+    """Explore constants: `moved(run)` gives minutes with each halved and doubled, as they are, and published."""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+
+        def update(run: str) -> None:
+            found, usual, told = moved(run)
+            ax.clear()
+            for place, values in enumerate(found.values()):
+                for value, color in zip(values, (figures.ORANGE, figures.BLUE), strict=True):
+                    ax.barh(place, value - usual, left=usual, height=0.6, color=color)
+            ax.axvline(usual, color=figures.BLACK, linewidth=1)
+            ax.axvline(told, color=figures.RED, linewidth=1.5, linestyle=":")
+            ax.text(told, len(found) - 0.45, " published", color=figures.RED, va="bottom")
+            ax.set_yticks(range(len(found)), [*found])
+            most = max(told, *(value for values in found.values() for value in values))
+            ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, 1.15 * most))
+            ax.set_title("orange: halved; blue: doubled", fontsize=10, loc="left")
+            ax.grid(visible=False, axis="y")
+
+        return update
+
+    def caption(run: str) -> str:
+        found, usual, told = moved(run)
+        most = max(found, key=lambda name: max(abs(value - usual) for value in found[name]))
+        low, high = found[most]
+        return (
+            f"{run}: predicted {usual:.1f} minutes, published {told:.1f}. The {most} counts most: {low:.1f} minutes if "
+            f"halved, {high:.1f} if doubled."
+        )
+
+    widgets.explore(make, alt=caption, height=3.0, run=widgets.menu("run", runs, runs[1]))

@@ -1,0 +1,102 @@
+"""Figures and explorers of 09_parallel_training and its further notebook: a line in the notebook calls each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from matplotlib.artist import Artist
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from dlscale.page import figures, widgets
+from dlscale.parallel_training import pipeline
+
+Line = tuple[Sequence[float], Sequence[float]]
+
+
+def curves(
+    styles: Mapping[str, tuple[str, str]], compute: Callable[..., Mapping[str, Line]], caption: Callable[..., str],
+    axis: Mapping[str, Any], corner: tuple[float, float] = (0.02, 0.97), height: float = 3.2, **controls: Any,
+) -> None:  # fmt: skip
+    """Explore lines over one axis: `compute` gives x and y of each label, whose color and style `styles` names.
+
+    The labels stand below each other from `corner` on; ticks of `axis` are labelled with their own numbers.
+    """
+
+    def make(fig: Figure) -> widgets.Update:
+        ax, lines = figures.axes(fig), {}
+        for place, (label, (color, style)) in enumerate(styles.items()):
+            (lines[label],) = ax.plot([], [], style, color=color)
+            side = {"ha": "right" if corner[0] > 0.5 else "left", "va": "top", "transform": ax.transAxes}
+            ax.text(corner[0], corner[1] - 0.08 * place, label, color=color, **side)
+        ax.set(**{name: value for name, value in axis.items() if name[1:] != "ticks"})
+        for which in {"xticks", "yticks"} & axis.keys():
+            getattr(ax, f"set_{which}")(axis[which], [f"{value:,g}" for value in axis[which]])
+            ax.minorticks_off()
+
+        def update(**values: Any) -> list[Artist]:
+            found = compute(**values)
+            for label, line in lines.items():
+                line.set_data(*found[label])
+            return [*lines.values()]
+
+        return update
+
+    widgets.explore(make, alt=caption, height=height, **controls)
+
+
+# Pipelines
+
+KINDS = {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved, 2 chunks": ("interleaved", 2)}
+KINDS |= {"interleaved, 4 chunks": ("interleaved", 4), "pipelined backpropagation": ("pipelined", 1)}
+
+
+def pipe(kind: str, stages: int, times: int, backward: float) -> pipeline.Schedule:
+    """The schedule with `times` as many micro-batches as stages; a forward pass of a stage takes 1."""
+    name, chunks = KINDS[kind]
+    return pipeline.pipeline_schedule(name, stages, stages * times, chunks, 1 / chunks, backward / chunks)
+
+
+def pipelines(start: str = "GPipe") -> None:
+    """Explore who does what when in a pipeline."""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        colors = {pipeline.FORWARD: figures.SKY, pipeline.BACKWARD: figures.ORANGE}
+
+        def update(kind: str, stages: int, times: int, backward: int) -> None:
+            ax.clear()
+            found = pipe(kind, stages, times, backward)
+            for task in found.tasks:
+                color = to_rgba(colors[task.what], 1 - 0.6 * task.chunk / found.chunks)
+                box = {"color": color, "edgecolor": "white", "linewidth": 0.4}
+                ax.barh(task.worker, task.end - task.start, 0.8, left=task.start, **box)
+                if len(found.tasks) <= 64:
+                    middle = (task.start + task.end) / 2
+                    ax.text(middle, task.worker, f"{task.microbatch + 1}", ha="center", va="center", fontsize=8)
+            for worker, count in enumerate(found.alive()):
+                ax.text(found.time * 1.01, worker, f"stores {count}", va="center", fontsize=9)
+            ax.text(0.02, 1.03, "forward", color=figures.BLUE, transform=ax.transAxes)
+            ax.text(0.14, 1.03, "backward", color=figures.RED, transform=ax.transAxes)
+            ax.set_title(f"bubble {100 * found.bubble:.0f} %")
+            ax.set_yticks(range(stages), [f"{worker + 1}" for worker in range(stages)])
+            ax.set(ylabel="worker", xlabel="time (forward passes of a stage)")
+            ax.set(ylim=(stages - 0.5, -0.5), xlim=(0, found.time * 1.13))
+            ax.grid(visible=False)
+
+        return update
+
+    def caption(kind: str, stages: int, times: int, backward: int) -> str:
+        found = pipe(kind, stages, times, backward)
+        what = "chunks" if found.chunks > 1 else "stage"
+        return (
+            f"{kind}, {stages} stages, {stages * times} micro-batches: workers wait {100 * found.bubble:.0f} % "
+            f"of the time. The first worker stores up to {found.alive()[0]} inputs of its {what}, "
+            f"the last {found.alive()[-1]}."
+        )
+
+    widgets.explore(
+        make, alt=caption, height=3.2, kind=widgets.menu("schedule", [*KINDS], start),
+        stages=widgets.slider("stages", [2, 3, 4, 6, 8], 4),
+        times=widgets.slider("micro-batches per stage", [1, 2, 3, 4], 2),
+        backward=widgets.slider("time of a backward pass", [1, 2, 3], 1),
+    )  # fmt: skip

@@ -1,0 +1,314 @@
+"""Figures and explorers of 15_search and its further notebook: a line in the notebook calls each."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dlscale.lab import intervals
+from dlscale.page import figures, widgets
+from dlscale.search import Law, Point, Table, Trial
+
+COLORS = {"random search": figures.BLACK, "evolution": figures.GREEN, "halving": figures.BLUE}
+COLORS |= {"population": figures.ORANGE, "swarm": figures.PINK, "controller": figures.RED, "Hyperband": figures.SKY}
+ACCURACY = "test accuracy (%)"
+
+
+def opening(table: Table, found: Mapping[str, float]) -> None:
+    """All settings by their test accuracy, and what two searches hand over, in percent."""
+    figure, ax = figures.new(height=2.4)
+    counts, *_ = ax.hist(100 * table.quality.ravel(), np.arange(5, 91, 2.5), color="#b5b5b5")
+    ax.text(50, 0.8 * counts.max(), f"all {table.space.size:,} configurations", color=figures.GREY, ha="center")
+    ax.set(xlabel=ACCURACY, ylabel="number of configurations", xlim=(5, 104), ylim=(0, 1.1 * counts.max()))
+    sides = (figures.BLACK, "right", -1), (figures.BLUE, "left", 1)
+    for (name, value), (color, align, shift) in zip(found.items(), sides, strict=True):
+        ax.axvline(value, color=color)
+        ax.text(value + shift, 0.55 * counts.max(), f"{name}:\n{value:.0f} %", color=color, ha=align)
+    said = " and ".join(f"{name} {value:.0f} %" for name, value in found.items())
+    figures.show(figure, f"Histogram of the test accuracies of {table.space.size:,} configurations; lines mark {said}.")
+
+
+def _rate_axis(ax: Axes, table: Table) -> None:
+    rates = [f"1/{round(1 / rate)}" if rate < 1 else "1" for rate in table.space.axes["rate"]]
+    ax.set(xlabel="learning rate", xticks=range(len(rates)), xticklabels=rates)
+    ax.set(yticks=range(6), yticklabels=[f"{c} conv., momentum {m:g}" for m in (0, 0.9) for c in range(3)])
+    ax.grid(False)
+
+
+def watch(table: Table) -> None:
+    """Explore a slice of the table: learning rate against convolutions and momentum, an epoch at a time."""
+    axes, mean = table.space.axes, table.curves.mean(-2)
+
+    def part(units: int, decay: float, schedule: str, epoch: int) -> tuple[np.ndarray, int, int]:
+        places = [axes[n].index(v) for n, v in (("width", units), ("decay", decay), ("schedule", schedule))]
+        found = mean[:, 0, places[0], :, :, places[1], places[2], epoch - 1]  # (convolutions, rate, momentum)
+        shown = 100 * found.transpose(2, 0, 1).reshape(6, -1)
+        return shown, *divmod(int(shown.argmax()), shown.shape[1])
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        image = ax.imshow(np.zeros((6, 8)), cmap="cividis", vmin=10, vmax=90, aspect="auto")
+        (ring,) = ax.plot(0, 0, "o", markersize=18, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
+        _rate_axis(ax, table)
+        fig.colorbar(image, ax=ax, label="validation accuracy (%)")
+
+        def update(units: int, decay: float, schedule: str, epoch: int) -> list[Artist]:
+            shown, row, column = part(units, decay, schedule, epoch)
+            image.set_data(shown)
+            ring.set_data([column], [row])
+            return [image, ring]
+
+        return update
+
+    def caption(units: int, decay: float, schedule: str, epoch: int) -> str:
+        shown, row, column = part(units, decay, schedule, epoch)
+        return (
+            f"Epoch {epoch}, one hidden layer of {units}, decay {decay:g}, {schedule} rate. Best: {shown.max():.0f} %, "
+            f"with {row % 3} convolutions, momentum {(0, 0.9)[row // 3]:g} and rate {axes['rate'][column]:g}."
+        )
+
+    widgets.explore(
+        make, alt=caption, height=3.0, units=widgets.slider("width of the hidden layer", axes["width"], 64),
+        decay=widgets.slider("weight decay", axes["decay"], 0.0),
+        schedule=widgets.menu("schedule", axes["schedule"], "constant"),
+        epoch=widgets.player("epoch", range(1, table.epochs + 1), table.epochs),
+    )  # fmt: skip
+
+
+def arms(found: Mapping[str, np.ndarray], usual: float) -> None:
+    """A row for each way to choose 40 settings, in percent: dots and a mean, or a mean and the middle 80 %."""
+    figure, ax = figures.new(height=2.6)
+    (_, ways), *others = found.items()
+    ax.plot(ways, np.zeros(len(ways)), "o", color=figures.BLUE, alpha=0.6)
+    ax.plot(usual, 0, "o", color=figures.RED, markersize=9)
+    ax.text(usual, -0.32, "usual values", color=figures.RED, ha="center", va="bottom")
+    for place, (_, values) in enumerate(others, 1):
+        ax.plot(np.quantile(values, [0.1, 0.9]), [place] * 2, color=figures.BLACK, linewidth=1)
+    ax.text(66.5, 2, "bar: mean\nline: 8 of 10 searches", va="center", color=figures.GREY)
+    said = []
+    for place, (name, values) in enumerate(found.items()):
+        color = figures.BLACK if place else figures.BLUE
+        ax.plot(values.mean(), place, "|", color=color, markersize=20, markeredgewidth=3)
+        ax.text(1.01, place, f"{values.mean():.1f} %", color=color, transform=ax.get_yaxis_transform(), va="center")
+        said.append(f"{name} {values.mean():.1f} %")
+    ax.set_yticks(range(len(found)), list(found))
+    ax.set(
+        xlabel=f"{ACCURACY} of the network handed over",
+        xlim=(66, 88),
+        ylim=(len(found) - 0.5, -0.9),
+        xticks=range(66, 89, 4),
+    )
+    figures.show(figure, f"Mean test accuracy of the network handed over: {'; '.join(said)}.")
+
+
+def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> None:
+    """Explore one run of each search: the places of its trials, and the best validation accuracy so far."""
+    back = 100 * table.quality.max((1, 2, 5, 6)).transpose(2, 0, 1).reshape(6, -1)  # (momentum, convolutions) × rate
+    most = max(map(len, logs.values()))
+    jitter = np.random.default_rng(0).uniform(-0.33, 0.33, (most, 2))
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2, width_ratios=(1.3, 1))
+        left.imshow(back, cmap="Greys_r", vmin=10, vmax=90, aspect="auto")
+        _rate_axis(left, table)
+        dots = left.scatter([], [], c=[], cmap="viridis", vmin=0, vmax=most, s=26, edgecolors="white", linewidths=0.5)
+        left.set_title("dark dots: first trials; yellow: last", fontsize=9)
+        (tried,) = right.plot([], [], "o", color=figures.GREY, markersize=3)
+        (best,) = right.plot([], [], color=figures.BLUE, drawstyle="steps-post")
+        right.set(xlabel="trial", ylabel="validation accuracy (%)", xlim=(0, most + 1), ylim=(0, 92))
+        right.set_title("line: best so far", fontsize=9, color=figures.BLUE)
+
+        def update(method: str, trials: int) -> list[Artist]:
+            log = logs[method][:trials]
+            dots.set_offsets(np.array([(t.point[3], 3 * t.point[4] + t.point[0]) for t in log]) + jitter[: len(log)])
+            dots.set_array(np.arange(len(log)))
+            scores = 100 * np.array([t.score for t in log])
+            tried.set_data(range(1, len(log) + 1), scores)
+            best.set_data(range(1, len(log) + 1), np.maximum.accumulate(scores))
+            return [dots, tried, best]
+
+        return update
+
+    def caption(method: str, trials: int) -> str:
+        scores = 100 * np.array([t.score for t in logs[method][:trials]])
+        return (
+            f"{method.capitalize()}, {trials} trials: best validation accuracy {scores.max():.0f} %; "
+            f"mean of the last ten trials {scores[-10:].mean():.0f} %."
+        )
+
+    widgets.explore(
+        make, alt=caption, width=8.8, height=3.2, method=widgets.menu("search", list(logs), first),
+        trials=widgets.player("trials", range(1, most + 1), most),
+    )  # fmt: skip
+
+
+def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point, int], Point]]) -> None:
+    """Explore a bracket of 16 runs: `one(draw, keep)` gives the curves, the epochs paid for, and the winner."""
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        unseen = [ax.plot([], [], color="#c8c8c8", linewidth=1)[0] for _ in range(16)]
+        paid = [ax.plot([], [], color=figures.BLACK, linewidth=1.2, marker="o", markersize=4)[0] for _ in range(16)]
+        (won,) = ax.plot([], [], color=figures.BLUE, linewidth=2.6, marker="o", markersize=6)
+        (ring,) = ax.plot([], [], "o", markersize=13, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
+        ax.set(xlabel="epoch", ylabel="validation accuracy (%)", xlim=(0.8, 16.6), ylim=(0, 108), xticks=(1, 4, 8, 16))
+        for place, text, color in (
+            (0.98, "the winner", figures.BLUE),
+            (0.91, "paid for", figures.BLACK),
+            (0.84, "never trained", figures.GREY),
+            (0.77, "best of all at the end", figures.RED),
+        ):
+            ax.text(0.02, place, text, color=color, transform=ax.transAxes, va="top")
+
+        def update(draw: int, keep: int) -> list[Artist]:
+            curves, trained, winner = one(draw, keep)
+            for grey, black, (point, curve) in zip(unseen, paid, curves.items(), strict=True):
+                last = trained[point]
+                grey.set_data(range(last, 17), 100 * curve[last - 1 :])
+                black.set_data(range(1, last + 1), 100 * curve[:last])
+                black.set_markevery([last - 1])
+            last = trained[winner]
+            won.set_data(range(1, last + 1), 100 * curves[winner][:last])
+            won.set_markevery([last - 1])
+            ring.set_data([16], [100 * max(curve[-1] for curve in curves.values())])
+            return [*unseen, *paid, won, ring]
+
+        return update
+
+    def caption(draw: int, keep: int) -> str:
+        curves, trained, winner = one(draw, keep)
+        place = 1 + sum(curve[-1] > curves[winner][-1] for curve in curves.values())
+        return (
+            f"Bracket {draw}, one of {keep} kept: {sum(trained.values())} epochs instead of 256. The winner ends at "
+            f"{100 * curves[winner][-1]:.0f} %, place {place} of 16."
+        )
+
+    widgets.explore(
+        make,
+        alt=caption,
+        draw=widgets.slider("bracket", range(12), 3),
+        keep=widgets.slider("one is kept of", (2, 4), 4),
+    )
+
+
+def population(found: Mapping[str, np.ndarray]) -> None:
+    """Explore a population: learning rates and validation accuracies (pieces, members), and whose copy each is."""
+    pieces, members = found["scores"].shape
+    epochs = 16 // pieces * np.arange(1, pieces + 1)
+
+    def line(rank: int) -> np.ndarray:
+        ancestors = [np.argsort(-found["scores"][-1])[rank - 1]]
+        for parents in found["parents"][:0:-1]:
+            ancestors.append(int(parents[ancestors[-1]]))
+        return np.array(ancestors[::-1])
+
+    def make(fig: Figure) -> widgets.Update:
+        axes = figures.axes(fig, 2)
+        shown = (found["rates"], 100 * found["scores"])
+        for ax, values in zip(axes, shown, strict=True):
+            ax.plot(epochs, values, color="#bdbdbd", linewidth=1)
+            ax.set(xlabel="epoch", xticks=epochs)
+        axes[0].set(yscale="log", ylabel="learning rate")
+        axes[1].set(ylabel="validation accuracy (%)", ylim=(0, 100))
+        axes[1].text(16, 3, "blue: this member and its ancestors", color=figures.BLUE, ha="right")
+        lines = [ax.plot([], [], color=figures.BLUE, linewidth=2.5, marker="o", markersize=5)[0] for ax in axes]
+
+        def update(rank: int) -> list[Artist]:
+            for one, values in zip(lines, shown, strict=True):
+                one.set_data(epochs, values[np.arange(pieces), line(rank)])
+            return lines
+
+        return update
+
+    def caption(rank: int) -> str:
+        rates = found["rates"][np.arange(pieces), line(rank)]
+        return (
+            f"Member {rank} from the top ends at {100 * np.sort(found['scores'][-1])[-rank]:.0f} %. The learning "
+            f"rate of its line went from {rates[0]:.3f} to {rates[-1]:.3f}."
+        )
+
+    widgets.explore(
+        make,
+        alt=caption,
+        width=8.4,
+        height=3.0,
+        rank=widgets.slider("member, from the best down", range(1, members + 1), 1),
+    )
+
+
+def race(found: Mapping[str, np.ndarray], label: str = ACCURACY) -> None:
+    """A dot for each seed, and the mean with its 95 % interval, for each search; in percent."""
+    figure, ax = figures.new(height=0.9 + 0.42 * len(found))
+    said = []
+    for place, (name, values) in enumerate(found.items()):
+        color = COLORS.get(name, figures.GREY)
+        mean, low, high = intervals.interval(values)
+        ax.plot(values, np.full(len(values), place), "o", color=color, alpha=0.3, markersize=5, markeredgewidth=0)
+        ax.plot([low, high], [place] * 2, color=color, linewidth=4)
+        ax.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=3)
+        ax.text(1.01, place, f"{mean:.1f} %", color=color, transform=ax.get_yaxis_transform(), va="center")
+        said.append(f"{name} {mean:.1f} %")
+    ax.set_yticks(range(len(found)), list(found))
+    ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5))
+    ax.locator_params(axis="x", integer=True)
+    figures.show(figure, f"Mean {label}: {', '.join(said)}; a dot for each seed.")
+
+
+def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
+    """How good the best of many looks: by validation examples, three accuracies (numbers, 3) in percent."""
+    figure, axes = figures.new(len(found), width=8.4, height=3.0, sharey=True)
+    kinds = {"validation accuracy that chose it": figures.BLUE, "test accuracy, same network": figures.RED}
+    kinds |= {"test accuracy, new seeds": figures.GREEN}
+    said = []
+    for ax, (examples, accuracies) in zip(axes, found.items(), strict=True):
+        for line, color in zip(accuracies.T, kinds.values(), strict=True):
+            ax.plot(numbers, line, "o-", color=color, markersize=4)
+        ax.set(xscale="log", xlabel="number of trials", title=f"chosen on {examples:,} examples")
+        ax.set_xticks(numbers, numbers)
+        ax.minorticks_off()
+        said.append(f"on {examples:,} examples {', '.join(f'{value:.0f}' for value in accuracies[-1])} %")
+    axes[0].set(ylabel="accuracy of the best (%)")
+    for place, (label, color) in zip((0.22, 0.13, 0.04), kinds.items(), strict=True):
+        axes[0].text(0.98, place, label, color=color, transform=axes[0].transAxes, ha="right")
+    figures.show(figure, f"The best of {numbers[-1]}, chosen: {'; '.join(said)}, in the order of the labels.")
+
+
+def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Law]) -> None:
+    """Explore a power law: by what grows, its sizes and the losses (sizes, seeds); the last sizes are left out."""
+
+    def fitted(along: str, left_out: int) -> list[Law]:
+        x, losses = lines[along]
+        return [fit(x[:-left_out], own[:-left_out]) for own in losses.T]
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+
+        def update(along: str, left_out: int) -> None:
+            ax.clear()
+            x, losses = lines[along]
+            fine = np.geomspace(x[0], x[-1], 60)
+            figures.band(ax, fine, np.array([law(fine) for law in fitted(along, left_out)]), figures.BLUE)
+            ax.plot(x[:-left_out], losses[:-left_out].mean(1), "o", color=figures.BLACK)
+            ax.plot(x[-left_out:], losses[-left_out:].mean(1), "o", color=figures.RED)
+            ax.set(xscale="log", yscale="log", xlabel=along, ylabel="test loss (nats)", ylim=(0.6, 2.5))
+            ax.set_yticks((0.75, 1, 1.5, 2), (0.75, 1, 1.5, 2))
+            ax.set_xticks(x, [f"{size:,}" for size in x])
+            ax.minorticks_off()
+            ax.text(0.02, 0.16, "black: fitted", transform=ax.transAxes)
+            ax.text(0.02, 0.06, "orange: to be predicted", color=figures.RED, transform=ax.transAxes)
+
+        return update
+
+    def caption(along: str, left_out: int) -> str:
+        x, losses = lines[along]
+        off = [100 * (own[-1] / law(x[-1]) - 1) for law, own in zip(fitted(along, left_out), losses.T, strict=True)]
+        text = f"Test loss against {along}. The last point lies {np.mean(off):+.0f} % off its prediction."
+        return text.replace("-", "−")
+
+    left_out = widgets.slider("points left out of the fit", (1, 2), 1)
+    widgets.explore(
+        make, alt=caption, along=widgets.menu("what grows", list(lines), list(lines)[-1]), left_out=left_out
+    )

@@ -1,0 +1,223 @@
+"""Figures and explorers of 01_sgd: a line in the notebook calls each."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from dlscale import sgd
+from dlscale.page import figures, widgets
+
+
+def opening(losses: Mapping[str, np.ndarray]) -> None:
+    """Test loss, (epochs,), of networks that look at equally many examples for each update of their own."""
+    figure, ax = figures.new(height=2.6)
+    for (name, loss), color in zip(losses.items(), (figures.BLUE, figures.GREY), strict=True):
+        (line,) = ax.plot(range(1, len(loss) + 1), loss, "o-", markersize=3, color=color)
+        figures.name(ax, line, name)
+    ax.set(xlabel="passes over the examples", ylabel="test loss", ylim=(0, 2.4), xlim=(0, len(loss) + 0.2))
+    ax.set_xticks(range(0, len(loss) + 1, 2))
+    said = ", ".join(f"{name} {loss[-1]:.2f}" for name, loss in losses.items())
+    figures.show(figure, f"The test loss after {len(loss)} passes: {said}.")
+
+
+# Section 1
+
+
+def learning(curve: Callable[[float, int], np.ndarray]) -> None:
+    """Explore the training loss, (updates,), that `curve(learning_rate, batch_size)` gives."""
+    curve, smooth = functools.cache(curve), np.ones(20) / 20
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        (thin,) = ax.plot([], [], color=figures.SKY, linewidth=0.8)
+        (mean,) = ax.plot([], [], color=figures.TRAIN, linewidth=2.5)
+        ax.axhline(np.log(10), color=figures.GREY, linestyle=":")
+        ax.text(296, np.log(10) * 1.1, "guessing", color=figures.GREY, ha="right")
+        ax.set(xlabel="update", ylabel="training loss", yscale="log", xlim=(0, 300), ylim=(0.003, 20))
+
+        def update(learning_rate: float, batch_size: int) -> list[Artist]:
+            losses = curve(learning_rate, batch_size)
+            thin.set_data(range(len(losses)), losses)
+            mean.set_data(np.arange(19, len(losses)), np.convolve(losses, smooth, "valid"))
+            return [thin, mean]
+
+        return update
+
+    def caption(learning_rate: float, batch_size: int) -> str:
+        losses = curve(learning_rate, batch_size)
+        if not np.isfinite(losses).all():
+            return f"Batch {batch_size}, learning rate {learning_rate:g}: the loss is no longer finite."
+        return (
+            f"Batch {batch_size}, learning rate {learning_rate:g}: the last 20 minibatches have a mean loss of "
+            f"{losses[-20:].mean():.2g}. The network has looked at {len(losses) * batch_size:,} examples. "
+            "The thin line is the loss of each minibatch, the thick line a mean over 20."
+        )
+
+    rates = widgets.slider("learning rate", [2.0**k for k in range(-7, 3)], 0.5, "{:.3g}")
+    sizes = widgets.slider("batch size", [1, 4, 16, 64, 256, 1024], 16)
+    widgets.explore(make, alt=caption, learning_rate=rates, batch_size=sizes)
+
+
+# Section 2
+
+
+def _shadow(gradients: np.ndarray) -> np.ndarray:
+    """Gradients (examples, weights) along the true one and, beside it, where they differ most, in its length."""
+    true = gradients.mean(0)
+    length, off = np.linalg.norm(true), gradients - true
+    across = np.random.default_rng(0).normal(size=len(true)).astype(np.float32)
+    for _ in range(10):  # power iteration
+        across = off.T @ (off @ across)
+        across -= true * (across @ true) / length**2
+        across /= np.linalg.norm(across)
+    return gradients @ np.stack([true / length, across], axis=1) / length
+
+
+def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:
+    """Explore minibatch gradients: 150 of them seen in a plane, and the relative errors, (sizes,), with their law."""
+    shadows = {when: _shadow(np.asarray(each)) for when, each in gradients.items()}
+
+    @functools.cache
+    def drawn(batch_size: int, when: str) -> np.ndarray:
+        rng, points = np.random.default_rng(batch_size), shadows[when]
+        return np.array([points[rng.choice(len(points), batch_size, replace=False)].mean(0) for _ in range(150)])
+
+    def make(fig: Figure) -> widgets.Update:
+        plane, error = figures.axes(fig, 2)
+        (dots,) = plane.plot([], [], "o", color=figures.SKY, markersize=3, alpha=0.7)
+        plane.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 3, "shrinkA": 0, "shrinkB": 0})
+        plane.text(-2.9, 3.5, "arrow: true gradient", va="center")
+        plane.set(xlim=(-3, 5), ylim=(-4, 4), xlabel="along the true gradient (its length: 1)", ylabel="across it")
+        for (when, values), color in zip(errors.items(), (figures.BLUE, figures.ORANGE), strict=True):
+            (line,) = error.plot(sizes, values, "o", color=color, markersize=5)
+            figures.name(error, line, when)
+            each, batch = np.asarray(gradients[when]), np.array(sizes)
+            spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
+            law = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
+            error.plot(sizes, law, "--", color=color, linewidth=1)
+        (point,) = error.plot([], [], "o", color=figures.RED, markersize=9)
+        error.set(xscale="log", yscale="log", xlabel="batch size", ylabel="relative error", xlim=(0.8, 4000))
+        error.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
+        error.set_yticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
+        error.minorticks_off()
+
+        def update(batch_size: int, when: str) -> list[Artist]:
+            dots.set_data(*drawn(batch_size, when).T)
+            point.set_data([batch_size], [errors[when][sizes.index(batch_size)]])
+            return [dots, point]
+
+        return update
+
+    def caption(batch_size: int, when: str) -> str:
+        uphill = (drawn(batch_size, when)[:, 0] < 0).mean()
+        return (
+            f"Batch {batch_size}, {when}: the typical error is {errors[when][sizes.index(batch_size)]:.2g} "
+            f"times the true gradient. {100 * uphill:.0f} % of the minibatches point uphill."
+        )
+
+    size, when = widgets.slider("batch size", sizes, sizes[2]), widgets.menu("weights", [*errors])
+    widgets.explore(make, alt=caption, batch_size=size, when=when)
+
+
+# Section 3
+
+
+def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
+    """Explore how the methods cross each landscape, as `sgd.race` found it for these learning rates."""
+
+    @functools.cache
+    def chosen(landscape: str, name: str, factor: float) -> tuple[np.ndarray, float, int]:
+        """Path, learning rate, and the steps to arrive, for a learning rate that is `factor` times the best one."""
+        (weights, losses), arrived = paths[landscape][name], sgd.LANDSCAPES[landscape].arrived
+        place = sgd.best_rate(losses, arrived) + int(np.rint(np.log10(factor) / np.log10(rates[1] / rates[0])))
+        place = min(max(place, 0), len(rates) - 1)
+        return np.nan_to_num(weights[place], nan=1e3), rates[place], int(sgd.steps_to_arrive(losses[place], arrived))
+
+    def make(fig: Figure) -> widgets.Update:
+        ax = figures.axes(fig)
+        shown: list[str] = []
+        lines: dict[str, Artist] = {}
+
+        def update(landscape: str, factor: float, steps: int) -> list[Artist] | None:
+            found = {name: chosen(landscape, name, factor) for name in sgd.METHODS}
+            if fresh := shown != [landscape, factor]:
+                shown[:] = [landscape, factor]
+                ax.clear()
+                one = sgd.LANDSCAPES[landscape]
+                figures.contour(ax, lambda *w: one.loss(np.stack(w)), one.x, one.y)
+                ax.plot(*one.start, "o", color="white", markeredgecolor="black", markersize=9, zorder=5)
+                ax.text(1.03, 1.0, "steps to arrive", transform=ax.transAxes, va="top")
+                for place, (name, color) in enumerate(figures.METHODS.items()):
+                    (lines[name],) = ax.plot([], [], "o-", color=color, linewidth=1.8, markevery=[-1])
+                    count = found[name][2]
+                    text = f"{name}: {count if count < 200 else 'over 200'}"
+                    ax.text(1.03, 0.88 - 0.12 * place, text, color=color, transform=ax.transAxes, va="top")
+            for name, line in lines.items():
+                line.set_data(*np.clip(found[name][0][: steps + 1], -1e3, 1e3).T)
+            return None if fresh else [*lines.values()]
+
+        return update
+
+    def caption(landscape: str, factor: float, steps: int) -> str:
+        said = ", ".join(f"{chosen(landscape, name, factor)[1]:.2g} for {name}" for name in ("SGD", "momentum", "Adam"))
+        return f"{landscape.capitalize()}, after {steps} steps. Learning rates, {factor:g} × the best: {said}."
+
+    landscape = widgets.menu("landscape", [*paths], "rotated ravine")
+    factors = [10.0 ** (k / 10) for k in (-10, -7, -3, -1, 0, 1, 2, 3, 5)]
+    factor = widgets.slider("learning rate × best", factors, 1.0, "{:.2g}")
+    steps = widgets.player("steps", [0, 1, 2, 3, 4, 6, 8, 12, 16, 20, 30, 40, 60, 80, 120, 160, 200], 40)
+    widgets.explore(make, alt=caption, height=4, landscape=landscape, factor=factor, steps=steps)
+
+
+# Section 4
+
+
+def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, np.ndarray]) -> None:
+    """Explore the time to a target: updates, (seeds, batches), times the seconds for an update of each loop."""
+
+    def total(loop: str, overhead: float) -> np.ndarray:
+        return 1e3 * updates * (seconds[loop] + overhead / 1e3)  # ms
+
+    def make(fig: Figure) -> widgets.Update:
+        left, right = figures.axes(fig, 2)
+        for ax in (left, right):
+            ax.set(xscale="log", yscale="log", xlabel="batch size")
+        figures.name(
+            left, figures.band(left, batches, updates / updates.mean(0)[0], figures.BLUE, marker="o"), "updates"
+        )
+        (cost,) = left.plot(batches, np.ones(len(batches)), "o-", color=figures.ORANGE)
+        left.text(1, 2.2, "time per update", color=figures.ORANGE)
+        left.set(ylabel="relative to a batch of 1", xlim=(0.7, 20000), ylim=(0.01, 1000))
+        left.set_yticks([0.01, 0.1, 1, 10, 100, 1000], ["1/100", "1/10", "1", "10", "100", "1,000"])
+        (line,) = right.plot([], [], "o-", color=figures.BLACK)
+        (best,) = right.plot([], [], "o", color=figures.RED, markersize=11)
+        text = right.text(0.5, 0.95, "", color=figures.RED, transform=right.transAxes, ha="center", va="top")
+        right.set(ylabel="time to the target (ms)", xlim=(0.7, 3000), ylim=(1, 2e4))
+        right.set_yticks([1, 10, 100, 1000, 10000], ["1", "10", "100", "1,000", "10,000"])
+        for ax in (left, right):
+            ax.set_xticks(batches, [*map(str, batches[:-1]), "all"])
+            ax.minorticks_off()
+
+        def update(loop: str, overhead: float) -> list[Artist]:
+            each, times = seconds[loop] + overhead / 1e3, total(loop, overhead).mean(0)
+            cost.set_data(batches, each / each[0])
+            line.set_data(batches, times)
+            place = times.argmin()
+            best.set_data([batches[place]], [times[place]])
+            text.set_text(f"fastest: {'all examples' if place == len(batches) - 1 else f'batch {batches[place]}'}")
+            return [cost, line, best, text]
+
+        return update
+
+    def caption(loop: str, overhead: float) -> str:
+        times = total(loop, overhead).mean(0)
+        return (
+            f"{loop}, {overhead:g} ms added to each update: {times.min():,.3g} ms to the target at best, "
+            f"{times[0]:,.3g} ms with single examples, {times[-1]:,.3g} ms with all."
+        )
+
+    overhead = widgets.slider("added to each update (ms)", [0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], 0.0)
+    widgets.explore(make, alt=caption, loop=widgets.menu("loop", [*seconds]), overhead=overhead)
