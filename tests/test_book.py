@@ -232,7 +232,7 @@ def opened(browser, address: str, width: int = 1366, scheme: str = "light"):
     browser.asked.clear(), browser.wrong.clear()
     browser.goto(address)
     browser.evaluate("globalThis.MathJax?.startup.promise")
-    browser.evaluate("Promise.all(document.getAnimations().map(change => change.finished))")  # colours, too
+    browser.evaluate("Promise.allSettled(document.getAnimations().map(change => change.finished))")  # colours, too
     return browser
 
 
