@@ -23,7 +23,7 @@ TOOLS = {"measure": measuring, "train": training, "serve": serving}  # commands 
 
 def instances(kind: type, part: str) -> dict[str, Any]:
     """All of this kind that the modules called `part` of the rooms name, in the order of the course."""
-    names = (f"dlscale.{book.room}.{part}" for book in contents() if book.available)
+    names = (f"dlscale.{book.room}.{part}" for book in contents())
     found = (entry for name in names if find_spec(name) for entry in vars(importlib.import_module(name)).values())
     return {entry.id: entry for entry in found if isinstance(entry, kind)}
 

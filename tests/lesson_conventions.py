@@ -109,9 +109,7 @@ def around(notebook: Notebook) -> tuple[list[str], list[str]]:
     if is_further(notebook):
         return [], [f"../{book.file}"]
     here = books.index(book)
-    before, after = (
-        [book.file for book in some if book.available] for some in (books[:here][-1:], books[here + 1 :][:1])
-    )
+    before, after = ([book.file for book in some] for some in (books[:here][-1:], books[here + 1 :][:1]))
     return before, [*after, *(file for file in book.files.values() if file != book.file)]
 
 

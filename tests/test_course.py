@@ -121,11 +121,10 @@ def test_contents_list_the_course_in_order():
     assert [int(book.file[:2]) for book in books] == list(range(18))
     for book in books:
         assert book.title and book.question.endswith("?") and book.lecture, book.file
-        assert (book.minutes is not None and book.seconds is not None) == book.available, book.file
         assert book.items or book.file.startswith("00"), f"{book.file} lists no items of the lectures"
 
 
-@pytest.mark.parametrize("book", [book for book in contents() if book.available], ids=lambda book: book.name)
+@pytest.mark.parametrize("book", contents(), ids=lambda book: book.name)
 def test_contents_agree_with_the_notebooks(book):
     for (title, file), times in zip(book.files.items(), (book, book.further), strict=False):
         notebook = conventions.Notebook(nbformat.read(NOTEBOOKS / file, as_version=4), NOTEBOOKS / file)
@@ -139,12 +138,11 @@ def test_contents_agree_with_the_notebooks(book):
                 assert item.section in headings, f"{item.item}: {file} has no section {item.section!r}"
 
 
-def test_course_map_links_what_is_available():
+def test_course_map_links_every_subject():
     lines = course.course_map("notebooks/").splitlines()
     assert len(lines) == 2 + len(contents()) and len({line.count("|") for line in lines}) == 1
     for book, line in zip(contents(), lines[2:], strict=True):
-        assert (f"](notebooks/{book.file})" in line) == book.available
-        assert ("in preparation" in line) != book.available
+        assert f"](notebooks/{book.file})" in line
         assert (book.question in line) == ("?" not in book.title), "a question, unless the title asks it"
         assert book.further is None or line.endswith(f"further.ipynb) | {book.further.minutes} |")
     assert course.course_map()._repr_markdown_().count("](01_sgd.ipynb)") == 1
@@ -158,7 +156,7 @@ def test_the_index_finds_every_item_under_its_lecture():
         for book, item in items:
             file, number = [*book.files.values()][item.further], f"{book.file[:2]}{', further' * item.further}"
             where = f"[{number}: {item.section}](notebooks/{file}#{readme.slug(item.section)})"
-            assert f"| {item.item} | {where if book.available else 'in preparation'} | {item.id} |" in lines
+            assert f"| {item.item} | {where} | {item.id} |" in lines
     assert readme.slug("3. Loss scaling, static and dynamic") == "3-loss-scaling-static-and-dynamic"
 
 
@@ -494,7 +492,7 @@ def page(samples, shown, monkeypatch, tmp_path):
     samples["sgd-above"] |= {"telling": True, "history": [{"date": "D", "from": "F", "to": "T", "why": "W"}]}
     samples["sgd-below"]["of"] = "ours"
     items = (Item("P1", "A | loss, LARS", "S"),)
-    book = Notebook("01_sgd.ipynb", "T", "Q?", "L", items, True, 5, 6, Further("T, further", 7, 8))
+    book = Notebook("01_sgd.ipynb", "T", "Q?", "L", items, 5, 6, Further("T, further", 7, 8))
     for module in (sys.modules["dlscale.course.contents"], readme):
         monkeypatch.setattr(module, "contents", lambda: [book])
     for rule in ("above", "below"):

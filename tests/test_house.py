@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -18,9 +17,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from readme import slug  # tools/readme.py
+from vulture import Vulture
 
 import dlscale.__main__ as commands
-from dlscale.course.contents import contents
+from dlscale.course.contents import contents, paths
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dlscale"
@@ -61,11 +61,6 @@ def lines_of_code(path: Path) -> int:
     return len(lines)
 
 
-def lines_of(statement: ast.stmt) -> range:
-    first = min([statement.lineno, *(part.lineno for part in getattr(statement, "decorator_list", []))])
-    return range(first, statement.end_lineno + 1)
-
-
 def test_lines_of_code_count_neither_comments_nor_docstrings(tmp_path):
     path = tmp_path / "sample.py"
     path.write_text('"""Two\nlines."""\n\n# why\ndef f(\n    x,  # unit\n):\n    """One."""\n    return """\n"""\n')
@@ -74,34 +69,20 @@ def test_lines_of_code_count_neither_comments_nor_docstrings(tmp_path):
     assert lines_of_code(path) == 10
 
 
-def unused(modules: dict[str, str], users: str) -> list[str]:
-    """Functions, methods and classes whose name stands in no module outside of its own lines, nor in `users`."""
-    found, words = [], Counter(re.findall(r"\w+", "\n".join([*modules.values(), users])))
-    for name, text in modules.items():
-        for part in ast.walk(ast.parse(text)):
-            if isinstance(part, ast.FunctionDef | ast.ClassDef) and not re.fullmatch(
-                r"__\w+__|_repr_\w+_|_ipython_display_|enable_matplotlib|run_line_magic", part.name
-            ):
-                own = "\n".join(text.splitlines()[line - 1] for line in lines_of(part))
-                if words[part.name] == len(re.findall(rf"\b{part.name}\b", own)):
-                    found.append(f"{name}: {part.name}")
-    return found
-
-
-def test_nothing_is_there_for_tests_alone():
-    modules = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    others = [*(ROOT / "tools").glob("*.py"), *(ROOT / "benchmarks").glob("*.py"), PACKAGE / "page" / "explorer.js"]
-    users = [path.read_text(encoding="utf-8") for path in others]
-    for path in (ROOT / "notebooks").rglob("*.ipynb"):
-        users += [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    assert unused(modules, "\n".join(users)) == []
-
-
-def test_what_is_not_used_is_named():
-    modules = {"a.py": "def f(): f()\n\nclass B:\n    def c(self): ...\n    def _repr_png_(self): ...", "d.py": "B.c"}
-    assert unused(modules, "x") == ["a.py: f"]
-    assert unused(modules, "f") == []
-    assert unused(modules | {"d.py": "B"}, "f") == ["a.py: c"]
+def test_nothing_is_there_for_tests_alone(tmp_path):
+    """No name that only tests use, or nobody: by vulture, which knows only names."""
+    called_by_others = ["_ipython_display_", "enable_matplotlib", "gui", "include", "exclude", "description", "xy"]
+    called_by_others += ["execution_count", "first_picture", "IDLE"]
+    called_by_others += ["solution", "download"]  # by readers
+    texts = (path.read_text(encoding="utf-8") for path in PACKAGE.glob("*/experiment.py"))
+    recorded = [name for text in texts for name in re.findall(r"(?m)^([A-Z_]+) = ", text)]
+    cells = [cell for path in paths(ROOT / "notebooks") for cell in nbformat.read(path, as_version=4).cells]
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    (tmp_path / "notebooks.py").write_text(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", code), encoding="utf-8")
+    found = Vulture(ignore_names=[*called_by_others, *recorded])
+    found.scavenge([PACKAGE, ROOT / "tools", ROOT / "benchmarks", tmp_path / "notebooks.py"])
+    unused = [item.get_report() for item in found.get_unused_code() if item.filename.parent != tmp_path]
+    assert not unused, "\n".join(unused)
 
 
 def sizes(package: Path) -> tuple[dict[str, int], dict[str, int]]:
@@ -148,11 +129,10 @@ def test_too_large_a_room_is_named(tmp_path):
 
 def test_a_subject_has_its_four_places():
     """Notebook, room, test, contents: under one name."""
-    available = [book for book in contents() if book.available]
-    files = {ROOT / "notebooks" / file for book in available for file in book.files.values()}
+    files = {ROOT / "notebooks" / file for book in contents() for file in book.files.values()}
     assert {*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks").glob("further/*.ipynb")} == files
     rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - PARTS
-    assert rooms == {*(book.room for book in available), *SHARED}
+    assert rooms == {*(book.room for book in contents()), *SHARED}
     _, methods = sizes(PACKAGE)
     for room in rooms:  # 00 and 01 have none: there all that is taught stands in the notebook
         assert (ROOT / "tests" / f"test_{room}.py").is_file() or not methods[room], f"{room} has a method, but no test"

@@ -18,9 +18,9 @@ from dlscale.course.contents import Further, Notebook
 
 FURTHER = Further("More", 5, 3)
 BOOKS = [
-    Notebook("00_start.ipynb", "Start", "Why?", "L", ()),
-    Notebook("01_sample.ipynb", "A title", "Why?", "L", (), minutes=30, seconds=9, further=FURTHER),
-    Notebook("02_next.ipynb", "Next", "Why?", "L", ()),
+    Notebook("00_start.ipynb", "Start", "Why?", "L", (), 5, 3),
+    Notebook("01_sample.ipynb", "A title", "Why?", "L", (), 30, 9, FURTHER),
+    Notebook("02_next.ipynb", "Next", "Why?", "L", (), 5, 3),
 ]
 LINKS = "[back](00_start.ipynb) · [next](02_next.ipynb) · [further](further/01_sample_further.ipynb)"
 CARD = nbformat.v4.new_output("display_data", {conventions.CLAIM_TYPE: {"id": "sample-range"}})

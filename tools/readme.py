@@ -178,21 +178,19 @@ def places(found: Iterable[tuple[Item, Notebook]], folder: str) -> tuple[str, st
     """Links to the sections of items, each once, and the names of the items."""
     links = []
     for item, book in found:
-        file = [*book.files.values()][item.further] if book.available else ""
         number = f"{book.file[:2]}{', further' * item.further}"
-        target = f"[{number}: {item.section}]({folder}{file}#{slug(item.section)})"
-        links.append(target if file else "in preparation")
+        links.append(f"[{number}: {item.section}]({folder}{[*book.files.values()][item.further]}#{slug(item.section)})")
     return "<br>".join(dict.fromkeys(links)), ", ".join(dict.fromkeys(item.id for item, _ in found if item.id))
 
 
 def routes(folder: str) -> Markdown:
     """Ways through the course, each with its hours; links begin with `folder`."""
-    books, lines = {book.file[:2]: book for book in contents() if book.available}, []
+    books, lines = {book.file[:2]: book for book in contents()}, []
     for name, numbers in ROUTES.items():
         way = [books[number] for number in numbers if number in books]
         links = " → ".join(f"[{book.file[:2]} {book.title.partition(':')[0]}]({folder}{book.file})" for book in way)
-        lines.append(f"- **{name}** ({sum(book.minutes or 0 for book in way) / 60:.0f} hours): {links}")
-    hours = sum(book.minutes or 0 for book in books.values()) / 60
+        lines.append(f"- **{name}** ({sum(book.minutes for book in way) / 60:.0f} hours): {links}")
+    hours = sum(book.minutes for book in books.values()) / 60
     return Markdown("\n".join([*lines, f"- **A whole semester** ({hours:.0f} hours): all lessons, in order"]))
 
 

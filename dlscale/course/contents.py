@@ -9,14 +9,14 @@ from dlscale.course.markup import Markdown, markdown_table
 
 
 class Item(NamedTuple):
-    """What a lecture teaches, and the heading of the section that lets a reader run it; "" until it is there.
+    """What a lecture teaches, and the heading of the section that lets a reader run it.
 
     The section stands in the lesson, or with `further` in the subject's further notebook.
     """
 
     id: str
     item: str
-    section: str = ""
+    section: str
     further: bool = False
 
 
@@ -29,16 +29,15 @@ class Further(NamedTuple):
 
 
 class Notebook(NamedTuple):
-    """An entry of `contents.toml`: `minutes` to read and `seconds` for the machine are None until it is available."""
+    """An entry of `contents.toml`: `minutes` to read and `seconds` for the machine."""
 
     file: str
     title: str
     question: str
     lecture: str
     items: tuple[Item, ...]
-    available: bool = True
-    minutes: int | None = None
-    seconds: int | None = None
+    minutes: int
+    seconds: int
     further: Further | None = None
 
     @property
@@ -80,14 +79,14 @@ def paths(folder: Path) -> list[Path]:
 
 
 def course_map(folder: str = "") -> Markdown:
-    """A table of the subjects; links to the available ones begin with `folder`, for example "notebooks/".
+    """A table of the subjects; links begin with `folder`, for example "notebooks/".
 
     A question stands there only where the title asks none.
     """
     rows = []
     for book in contents():
-        links = [f"[{title}]({folder}{file})" for title, file in book.files.items()] if book.available else [book.title]
+        links = [f"[{title}]({folder}{file})" for title, file in book.files.items()]
         links[0] += "" if "?" in book.title else f"<br>{book.question}"
-        times = [str(one.minutes) for one in (book, book.further) if one and one.minutes] or ["in preparation"]
+        times = [str(one.minutes) for one in (book, book.further) if one]
         rows.append([book.file[:2], links[0], times[0], *(links[1:] or [""]), *(times[1:] or [""])])
     return markdown_table(("No.", "Lesson", "Minutes", "Further notebook", "Minutes"), rows)

@@ -253,11 +253,6 @@ class WorkDepth(NamedTuple):
     work: int
     depth: int
 
-    @property
-    def parallelism(self) -> float:
-        """The average one: operations for each step, if there are as many processors as can be used."""
-        return self.work / max(self.depth, 1)
-
 
 def work_depth(f: Callable[..., Any], *args: Any) -> WorkDepth:
     """Work and depth of f: an operation for each number that is computed, none for moving and selecting.
