@@ -21,13 +21,11 @@ from nbclient import NotebookClient
 
 from benchmarks import calibration
 from benchmarks.timing import Row, row
-from dlscale.course.contents import contents, paths
+from dlscale.course.contents import paths
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
-# for a lesson, a further notebook and one of the second edition, on the machine of calibration.QUIET_SECONDS
-LESSON_SECONDS, FURTHER_SECONDS, BUDGET_SECONDS = 20, 45, 30
+LESSON_SECONDS, FURTHER_SECONDS = 20, 45  # on the machine of calibration.QUIET_SECONDS
 FIRST_PICTURE_SECONDS = 15
-THIRD = {book.name for book in contents() if book.edition >= 3}
 FRAME_MS = 100  # for one frame
 FRAMES = """
 import json, time
@@ -86,8 +84,7 @@ def run() -> Iterator[Row]:
         (seconds, frames), after = cold(path), calibration.once()
         wall, processor = ((before[name] + after[name]) / 2 for name in ("whole", "processor"))
         before, task = after, f"{path.stem}, from cold: ratio to the calibration"
-        budget = LESSON_SECONDS if path.stem in THIRD else BUDGET_SECONDS
-        budget = FURTHER_SECONDS if path.parent != NOTEBOOKS else budget
+        budget = LESSON_SECONDS if path.parent == NOTEBOOKS else FURTHER_SECONDS
         limits = {"wall": budget, "first_picture": FIRST_PICTURE_SECONDS}
         for name, value in seconds._asdict().items():
             ratio, limit = value / (processor if name == "processor" else wall), limits.get(name)
