@@ -441,9 +441,10 @@ course.say("It is the **third**.", guess=guess)
 
 
 @pytest.mark.notebook
-def test_a_prediction_is_made_by_keyboard_and_answered(folder, address, page):
+@pytest.mark.parametrize("place", ["lab/tree", "notebooks"])  # in JupyterLab, and in Notebook 7
+def test_a_prediction_is_made_by_keyboard_and_answered(folder, address, page, place):
     path = written(folder / "question.ipynb", *map(str.strip, QUESTION.split("---")))
-    with lab.opened(page, address.format(path.name)) as notebook:
+    with lab.opened(page, address.format(path.name).replace("lab/tree", place)) as notebook:
         assert notebook.errors() == []
         group = page.get_by_role("group", name="Which one?")
         group.get_by_role("radio").first.focus()
