@@ -20,14 +20,15 @@ from hypothesis import strategies as st
 
 from dlscale import collectives, costs
 from dlscale.collectives import exercises
+from dlscale.lab import jax_internals
 
 WORKERS = st.integers(1, 9)
 
 
 def on_all(f, x):
     """f by every worker on its row of x, emulated."""
-    run = jax.jit(jax.vmap(f, axis_name="workers"), compiler_options={"xla_cpu_use_fusion_emitters": True})
-    return np.asarray(run(x))  # the older emitters write the code of a tree of workers again for each of its branches
+    options = dict.fromkeys(jax_internals.OLD_FUSION, True)  # the older one writes the code of a tree many times
+    return np.asarray(jax.jit(jax.vmap(f, axis_name="workers"), compiler_options=options)(x))
 
 
 @pytest.mark.parametrize("name, algorithm", OPERATIONS)

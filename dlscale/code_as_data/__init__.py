@@ -19,7 +19,7 @@ import optax
 from jax import Array, lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dlscale.lab import checks, train
+from dlscale.lab import checks, jax_internals, train
 
 Value = int | None  # the statement that makes a value; None: an argument or a constant
 UNKNOWN = "unknown"
@@ -125,7 +125,7 @@ class _Builder:
             joins = [statement("join", [v], [v] * len(branches)) for v in made]
             return [self.add(join, ends, switch) for join, ends in zip(joins, zip(*branches, strict=True), strict=True)]
         if name == "scan":
-            head, fixed, count = self.add(text, given, decides), params["num_consts"], params["num_carry"]
+            head, (fixed, count) = self.add(text, given, decides), jax_internals.scan_counts(params)
             results = self.walk(params["jaxpr"].jaxpr, given[:fixed] + [head] * (len(given) - fixed), head)
             self.data |= {(result, head) for result in results[:count] if result is not None}
             return [self.add(statement("end", made, made[:1]), results, head)] * len(made)

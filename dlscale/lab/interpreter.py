@@ -56,7 +56,10 @@ class _Workers(program.Reader):
         params = {} if isinstance(instruction, np.ufunc) else equation.params
         own = zip(*(there.arrays for there in given), strict=True) if given else [()] * self.count
         made = [instruction(*arrays, **params) for arrays in own]
-        return [_There(arrays, latest) for arrays in (zip(*made, strict=True) if name == "split" else [made])]
+        return [
+            _There(arrays, latest)
+            for arrays in (zip(*made, strict=True) if equation.primitive.multiple_results else [made])
+        ]
 
 
 # One instruction of one worker, called as its primitive is
@@ -95,6 +98,7 @@ INSTRUCTIONS: dict[str, Callable[..., Any]] = {
     "concatenate": lambda *parts, dimension, **_: np.concatenate(parts, dimension),
     "stack": lambda *parts, axis, **_: np.stack(parts, axis),
     "split": lambda x, sizes, axis, **_: np.split(x, np.cumsum(sizes)[:-1], axis),
+    "unstack": lambda x, axis: list(np.moveaxis(x, axis, 0)),  # from JAX 0.11 on
     "gather": lambda x, at, **_: x[at[..., 0]],  # rows, as in `scatter`: no collective asks for more
     "scatter": _scatter, "broadcast_in_dim": _broadcast_in_dim, "slice": _slice, "pad": _pad,
     "dynamic_slice": _dynamic_slice,

@@ -1,9 +1,22 @@
-"""The two things that JAX has no public name for, in one place; tests notice when a new JAX has moved them."""
+"""What JAX has no public name for, or renames, in one place; tests notice when a new JAX has moved it."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jax._src import core
 from jax._src.lib import _jax
+
+BEFORE_0_11 = jax.__version_info__ < (0, 11)
+OLD_FUSION = {"xla_cpu_use_fusion_emitters": False} if BEFORE_0_11 else {}  # compiles faster; later XLA lacks it
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many arguments of a traced `scan` stay fixed, and how many are carried."""
+    if BEFORE_0_11:
+        return params["num_consts"], params["num_carry"]
+    fixed, carry, _ = params["ft_in"].unpack()
+    return len(fixed), len(carry)
 
 
 def under_vmap(axis_name: str) -> bool:

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+from dlscale.lab import jax_internals
+
 MOVES = frozenset({
     "axis_index", "bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy",
     "dynamic_slice", "dynamic_update_slice", "gather", "iota", "optimization_barrier", "pad", "ppermute", "rev",
@@ -75,7 +77,7 @@ def follow(program: ClosedJaxpr | Jaxpr, given: Sequence[Any], reader: Reader) -
 def _results(equation: JaxprEqn, given: list[Any], reader: Reader) -> list[Any]:
     name, params = equation.primitive.name, equation.params
     if name == "scan":
-        fixed, count = params["num_consts"], params["num_carry"]
+        fixed, count = jax_internals.scan_counts(params)
         rows, shapes = given[fixed + count :], [v.aval for v in equation.invars[fixed + count :]]
         carry, made = given[fixed : fixed + count], []
         for _ in range(params["length"]):

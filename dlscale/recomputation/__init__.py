@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from dlscale.lab import checks, program
+from dlscale.lab import checks, jax_internals, program
 
 Items = tuple[Any, ...]  # layer numbers and, for what is forgotten, Items
 LayerFunction = Callable[[Any, Array], Array]
@@ -363,7 +363,7 @@ def compiled_bytes(f: Callable[..., Any], *args: Any, jit: Callable[..., Any] = 
 
     Compiled to be looked at: the same arrays as always, without the polish that makes a program fast.
     """
-    quick = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    quick = {"xla_backend_optimization_level": 0} | jax_internals.OLD_FUSION
     return jit(f).lower(*args).compile(quick).memory_analysis().temp_size_in_bytes
 
 
