@@ -36,23 +36,14 @@ def compiled_mask(params, density, granularity="weight", scope="layer"):
     return sparsity.mask(params, density, granularity, scope)
 
 
-def groups(array, granularity, block=4):
-    """(groups, weights of a group), gathered by hand."""
-    array = np.asarray(array)
-    match granularity:
-        case "weight":
-            return array.reshape(-1, 1)
-        case "filter":
-            return array.reshape(-1, array.shape[-1]).T
-        case "kernel":
-            return np.array([array[..., i, o].ravel() for i, o in np.ndindex(*array.shape[2:])])
-        case "vector":
-            return np.array([array[r, :, i, o] for r, i, o in np.ndindex(array.shape[0], *array.shape[2:])])
-    size, width = (block, block) if granularity == "block" else (int(granularity[-1]), 1)
-    flat = array.reshape(-1, *array.shape[-2:])
-    cuts = [part for matrix in flat for rows in np.split(matrix, matrix.shape[0] // size) for part in
-            np.split(rows, matrix.shape[1] // width, axis=1)]  # fmt: skip
-    return np.array([cut.ravel() for cut in cuts])
+def groups(array, granularity):
+    """(groups, weights of a group): those with the same key, read off the definition of each granularity."""
+    *window, i, o = np.indices(np.shape(array))
+    size = 4 if granularity in ("block", "2:4") else 2
+    key = {"weight": [*window, i, o], "filter": [o], "kernel": [i, o], "vector": [*window[:1], i, o],
+           "block": [*window, i // size, o // size]}.get(granularity, [*window, i // size, o])  # fmt: skip
+    _, group = np.unique(np.reshape(key, (len(key), -1)), axis=1, return_inverse=True)
+    return np.ravel(array)[np.argsort(group, kind="stable")].reshape(group.max() + 1, -1)
 
 
 # Masks
@@ -89,10 +80,8 @@ def test_global_masks_share_one_threshold(density, scale, granularity):
     assert (keep["bias"] == 1).all()
     kept = {name: groups(keep[name], granularity)[:, 0] for name in "ab"}
     size = {name: np.abs(groups(params[name], granularity)).mean(1) for name in "ab"}
-    total, largest = (
-        sum(params[name].size for name in "ab"),
-        max(groups(keep[name], granularity).shape[1] for name in "ab"),
-    )
+    total = sum(params[name].size for name in "ab")
+    largest = max(groups(keep[name], granularity).shape[1] for name in "ab")
     count = sum(float(keep[name].sum()) for name in "ab")
     assert abs(count - density * total) <= largest / 2 + 1e-3 or sum(part.sum() for part in kept.values()) == 1
     least = min(size[name][kept[name] == 1].min(initial=np.inf) for name in "ab")
@@ -111,30 +100,38 @@ def test_equal_weights_are_kept_in_order_and_density_may_be_traced():
             np.testing.assert_array_equal(constant(density), wanted)
 
 
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((np.ones(DENSE), 0), "density"),
-        ((np.ones(DENSE), 1.01), "density"),
-        ((np.ones(DENSE), math.nan), "density"),
-        ((np.ones(DENSE), 0.5, "colum"), "granularity"),
-        ((np.ones(DENSE), 0.5, "kernel"), "convolution"),
-        ((np.ones(DENSE), 0.5, "vector"), "convolution"),
-        ((np.ones((8, 10)), 0.5, "block"), "multiples of 4 × 4"),
-        ((np.ones((6, 10)), 0.5, "2:4"), "multiples of 4 × 1"),
-        ((np.ones(DENSE), 0.25, "2:4"), "2:4 has density 0.5"),
-        ((np.ones(DENSE), 0.5, "5:4"), "5:4"),
-        ((np.ones(DENSE), 0.5, "0:4"), "0:4"),
-        ((np.ones(DENSE), 0.5, "weight", "model"), "scope"),
-        ((np.ones(DENSE), 0.5, "block", "layer", 0), "block"),
-        (({"w": np.ones(DENSE), "v": np.zeros(CONV)}, 0.5), "zero throughout"),
-        (({"b": np.ones(3)}, 0.5), "nothing to prune"),
-        (([[1.0, math.nan], [2.0, 3.0]], 0.5), "NaN"),
-    ],
-)
-def test_masks_that_cannot_be(arguments, words):
+ONES, TWO = np.ones(DENSE), np.ones((2, 2))
+REFUSED = [
+    (lambda: sparsity.mask(ONES, 0), "density"),
+    (lambda: sparsity.mask(ONES, 1.01), "density"),
+    (lambda: sparsity.mask(ONES, math.nan), "density"),
+    (lambda: sparsity.mask(ONES, 0.5, "colum"), "granularity"),
+    (lambda: sparsity.mask(ONES, 0.5, "kernel"), "convolution"),
+    (lambda: sparsity.mask(ONES, 0.5, "vector"), "convolution"),
+    (lambda: sparsity.mask(np.ones((8, 10)), 0.5, "block"), "multiples of 4 × 4"),
+    (lambda: sparsity.mask(np.ones((6, 10)), 0.5, "2:4"), "multiples of 4 × 1"),
+    (lambda: sparsity.mask(ONES, 0.25, "2:4"), "2:4 has density 0.5"),
+    (lambda: sparsity.mask(ONES, 0.5, "5:4"), "5:4"),
+    (lambda: sparsity.mask(ONES, 0.5, "0:4"), "0:4"),
+    (lambda: sparsity.mask(ONES, 0.5, scope="model"), "scope"),
+    (lambda: sparsity.mask(ONES, 0.5, "block", block=0), "block"),
+    (lambda: sparsity.mask({"w": ONES, "v": np.zeros(CONV)}, 0.5), "zero throughout"),
+    (lambda: sparsity.mask({"b": np.ones(3)}, 0.5), "nothing to prune"),
+    (lambda: sparsity.mask(TWO * [math.nan, 1], 0.5), "NaN"),
+    (lambda: sparsity.gradual(lambda step: 1.0, 0), "every"),
+    (lambda: (o := sparsity.masked(optax.sgd(1), 1.0)).update(1.0, o.init(1.0)), "parameters"),
+    (lambda: sparsity.encode(ONES, "zip"), "encoding"),
+    (lambda: sparsity.encode(ONES, "csr", "weight", 3), "at least 4 bits"),
+    (lambda: sparsity.encode(ONES, "relative", "weight", 0), "index_bits"),
+    (lambda: sparsity.encode(ONES, "relative", "kernel"), "convolution"),
+    (lambda: sparsity.encode(ONES, "relative", dtype="int8"), "dtype"),
+]
+
+
+@pytest.mark.parametrize("call, words", REFUSED)
+def test_what_cannot_be_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
-        sparsity.mask(jax.tree.map(np.asarray, arguments[0], is_leaf=lambda x: isinstance(x, list)), *arguments[1:])
+        call()
 
 
 # Training
@@ -201,18 +198,6 @@ def test_gradual_pruning_follows_its_schedule_and_never_brings_a_weight_back():
         assert (np.asarray(path[name]["b"][-1]) != 0).all()
 
 
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda: sparsity.gradual(lambda step: 1.0, 0), "every"),
-        (lambda: (o := sparsity.masked(optax.sgd(1), 1.0)).update(1.0, o.init(1.0)), "parameters"),
-    ],
-)
-def test_training_that_cannot_be(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 # Encodings
 
 
@@ -246,12 +231,7 @@ def _read_integers(payload: np.ndarray, bits: int) -> np.ndarray:
 
 @pytest.mark.parametrize("shape, granularity", [pair for pair in SERVED if ":" not in pair[1]])
 @settings(max_examples=8, deadline=None)
-@given(
-    density=DENSITIES,
-    encoding=st.sampled_from(sparsity.ENCODINGS),
-    index_bits=st.integers(1, 12),
-    dtype=st.sampled_from(["float32", "float16"]),
-)
+@given(DENSITIES, st.sampled_from(sparsity.ENCODINGS), st.integers(1, 12), st.sampled_from(["float32", "float16"]))
 def test_decoding_gives_back_what_was_encoded(shape, granularity, density, encoding, index_bits, dtype):
     w = np.asarray(weights(shape) * compiled_mask(weights(shape), density, granularity), dtype)
     sides = sparsity.group_shape(shape, granularity)
@@ -260,10 +240,7 @@ def test_decoding_gives_back_what_was_encoded(shape, granularity, density, encod
     encoded = sparsity.encode(w, encoding, granularity, index_bits, dtype)
     back = decode(encoded, shape, encoding, sides, index_bits, dtype)
     np.testing.assert_array_equal(back, w)
-    assert back.dtype == dtype
-    assert set(np.unique(encoded)) <= {0, 1}
-    if encoding == "csr":
-        np.testing.assert_array_equal(encoded, sparsity.encode(w, encoding, granularity, None, dtype))
+    assert back.dtype == dtype and set(np.unique(encoded)) <= {0, 1}
 
 
 @settings(max_examples=15, deadline=None)
@@ -278,21 +255,6 @@ def test_bits_by_hand(density, index_bits, seed):
     gaps = np.diff(np.flatnonzero(w), prepend=-1) - 1
     fillers = (gaps // 2**index_bits).sum()
     assert len(sparsity.encode(w, "relative", index_bits=index_bits)) == (32 + index_bits) * (kept + fillers)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((np.ones(DENSE), "zip"), "encoding"),
-        ((np.ones(DENSE), "csr", "weight", 3), "at least 4 bits"),
-        ((np.ones(DENSE), "relative", "weight", 0), "index_bits"),
-        ((np.ones(DENSE), "relative", "kernel"), "convolution"),
-        ((np.ones(DENSE), "relative", "weight", 4, "int8"), "dtype"),
-    ],
-)
-def test_encodings_that_cannot_be(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        sparsity.encode(*arguments)
 
 
 # The records
@@ -444,20 +406,15 @@ def test_no_other_cut_reaches_gradual_pruning(moment):
 
 @suggested_by("06_sparsity")
 def test_one_column():
-    changes = {"N, COLUMNS = 1024, 128": "N, COLUMNS = 1024, 1"}
-    found = cells("06_sparsity", changes, "prune-code", "products-code", "products-check", "race-code")
-    assert all(seconds > 0 for seconds in found["times"].values())
+    cells("06_sparsity", {"1024, 128": "1024, 1"}, "prune-code", "products-code", "products-check", "race-code")
 
 
 @suggested_by("further/06_sparsity_further")
-def test_fillers_make_the_relative_index_longer_than_a_bitmap_at_low_densities():
-    kernel = weights((3, 3, 8, 16))
-    longer = []
-    for density in (0.01, 0.02, 0.05, 0.1):
-        keep = np.asarray(sparsity.mask(kernel, density))
-        relative, bitmap = (len(sparsity.encode(keep, name, dtype="float16")) for name in ("relative", "bitmap"))
-        longer.append(relative > bitmap)
-    assert longer[0] and not longer[-1]
+@pytest.mark.parametrize("density, longer", [(0.01, True), (0.1, False)])
+def test_fillers_make_the_relative_index_longer_than_a_bitmap_at_low_densities(density, longer):
+    keep = np.asarray(sparsity.mask(weights((3, 3, 8, 16)), density))
+    relative, bitmap = (len(sparsity.encode(keep, name, dtype="float16")) for name in ("relative", "bitmap"))
+    assert (relative > bitmap) == longer
 
 
 @suggested_by("further/06_sparsity_further")

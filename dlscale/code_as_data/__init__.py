@@ -4,13 +4,12 @@ After inst2vec (Ben-Nun, Jakobovits & Hoefler 2018, arXiv:1806.07336), with JAX'
 is one instruction, abstracted: no names, sizes or constants, only the instruction and the kinds of result and operands.
 """
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ import optax
 from jax import Array, lax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from dlscale.lab import checks, jax_internals, train
+from dlscale.lab import checks, jax_internals
 
 Value = int | None  # the statement that makes a value; None: an argument or a constant
 UNKNOWN = "unknown"
@@ -59,9 +58,8 @@ def graph(f: Callable[..., Any], *args: Any) -> Graph:
     try:
         program = jax.make_jaxpr(f)(*args)
     except Exception as error:  # the function is a reader's own: it may raise anything
-        first = str(error).strip().splitlines()[:1]
         advice = "It must be made of JAX's functions, and no `if` or `while` of Python may depend on a traced number."
-        raise ValueError(f"This cannot be traced ({type(error).__name__}: {' '.join(first)}). {advice}") from error
+        raise ValueError(f"This cannot be traced, because of the {type(error).__name__} above. {advice}") from error
     builder = _Builder()
     builder.walk(program.jaxpr, [None] * len(program.jaxpr.invars), None)
     if not builder.statements:
@@ -212,25 +210,36 @@ class Vocabulary:
 # Vectors of statements
 
 
-def skip_gram(
-    pairs: np.ndarray, size: int, *, seed: int = 0, width: int = 32, steps: int = 1000, batch: int = 2048,
-    negatives: int = 64, weight: float = 5.0, rate: float = 0.02,
-) -> np.ndarray:  # fmt: skip
+def skip_gram(pairs: np.ndarray, size: int, *, seed: int = 0, width: int = 32, steps: int = 1000) -> np.ndarray:
     """(size, width) vectors of length one by skip-gram with negative sampling (Mikolov et al. 2013) on pairs (n, 2).
 
-    Each step samples a batch of pairs, and `negatives` statements, by their frequency to the power 3/4, which all of
-    the batch share; together these weigh as `weight` of them each. Raises ValueError if there is no pair.
+    Each step samples 2,048 pairs, and 64 statements by their frequency to the power 3/4, which all these pairs share;
+    together the 64 weigh as five of them each. Raises ValueError if there is no pair.
     """
     if not len(pairs):
         raise ValueError("There are no pairs: programs of one statement have no context.")
     rng = np.random.default_rng(seed)
     noise = np.bincount(pairs[:, 1], minlength=size) ** 0.75
-    random = rng.choice(size, (steps, negatives), p=noise / noise.sum()).astype(np.int32)
-    rows = pairs[rng.integers(len(pairs), size=(steps, batch))].astype(np.int32)
+    random = rng.choice(size, (steps, 64), p=noise / noise.sum())
+    rows = pairs[rng.integers(len(pairs), size=(steps, 2048))]
     start = jnp.asarray(0.1 * rng.normal(size=(2, size, width)), jnp.float32)
-    weights = {"weight": np.float32(weight), "rate": np.float32(rate)}
-    done = train.run(_step, (start, optax.adam(1.0).init(start)), (rows, random), weights, every=250, progress=False)
-    return unit(np.asarray(done.state[0][0]))
+    return unit(np.asarray(_skip_gram(start, rows, random)[0]))
+
+
+@jax.jit
+def _skip_gram(start: Array, rows: Array, random: Array) -> Array:
+    return _adam(lambda both, *batch: skip_gram_loss(both, *batch, 5.0), start, (rows, random), 0.02)
+
+
+def _adam(loss: Callable[..., Array], params: Any, batches: tuple[Array, ...], rate: float) -> Any:
+    """Parameters after one step of Adam for each batch."""
+    optimizer = optax.adam(rate)
+
+    def step(state: Any, batch: tuple[Array, ...]) -> tuple[Any, None]:
+        updates, memory = optimizer.update(jax.grad(loss)(state[0], *batch), state[1])
+        return (optax.apply_updates(state[0], updates), memory), None
+
+    return lax.scan(step, (params, optimizer.init(params)), batches)[0][0]
 
 
 def skip_gram_loss(both: Array, pairs: Array, random: Array, weight: float) -> Array:
@@ -243,28 +252,22 @@ def skip_gram_loss(both: Array, pairs: Array, random: Array, weight: float) -> A
     return -jax.nn.log_sigmoid(right).mean() - weight * jax.nn.log_sigmoid(-wrong).mean()
 
 
-def _step(state: Any, batch: tuple[Array, Array], given: dict[str, Array]) -> tuple[Any, Array]:
-    both, memory = state
-    loss, gradient = jax.value_and_grad(skip_gram_loss)(both, *batch, given["weight"])
-    updates, memory = optax.adam(1.0).update(gradient, memory)
-    return (both + given["rate"] * updates, memory), loss
-
-
-def counted(pairs: np.ndarray, size: int) -> np.ndarray:
+def counted(pairs: np.ndarray, size: int, shift: float = 0.0) -> np.ndarray:
     """(size, size) positive pointwise mutual information of pairs (n, 2): log of how much more often than by chance.
 
-    Skip-gram approximates such a table by products of short vectors (Levy & Goldberg 2014).
+    Skip-gram with k negatives approximates such a table, less the `shift` log k, by products of short vectors (Levy &
+    Goldberg 2014).
     """
     table = np.zeros((size, size))
     np.add.at(table, tuple(pairs.T), 1)
     chance = np.outer(table.sum(1), table.sum(0)) / table.sum()
-    return np.log(np.maximum(table, 1e-12) / np.maximum(chance, 1e-12)).clip(0)
+    return (np.log(np.maximum(table, 1e-12) / np.maximum(chance, 1e-12)) - shift).clip(0)
 
 
-def shortened(table: np.ndarray, width: int) -> np.ndarray:
-    """(size, width) the best approximation of a symmetric table in so many columns, by singular values."""
+def shortened(table: np.ndarray, width: int, power: float = 1.0) -> np.ndarray:
+    """(size, width) the best approximation of a symmetric table in so many columns, times singular values^power."""
     u, s, _ = np.linalg.svd(table, hermitian=True)
-    return u[:, :width] * s[:width]
+    return u[:, :width] * s[:width] ** power
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -301,10 +304,8 @@ def hits(vectors: np.ndarray, names: Sequence[str], groups: Sequence[Sequence[st
 
 def analogies(vocabulary: Vocabulary, couples: Sequence[tuple[str, str]]) -> np.ndarray:
     """(n, 4) a is to b as c is to d, two instructions with two kinds, as add float : add int :: mul float : mul int."""
-    kinds: dict[str, dict[str, int]] = {}
-    for number, word in enumerate(vocabulary.words[1:], 1):
-        name, _, rest = word.partition(" ")
-        kinds.setdefault(name, {})[rest] = number
+    types = [word.partition(" ")[2] for word in vocabulary.words]
+    kinds = {name: {types[n]: n for n in numbers} for name, numbers in vocabulary.instructions.items()}
     found = []
     for one, other in ((kinds.get(a, {}), kinds.get(b, {})) for a, b in couples):
         shared = itertools.permutations(sorted(one.keys() & other.keys()), 2)
@@ -317,25 +318,21 @@ def answered(vectors: np.ndarray, asked: np.ndarray, by: str = "b − a + c") ->
     a, b, c, d = asked.T
     v = _known(vectors, 1 + asked.max(initial=0))
     near = (v[b] - v[a] + v[c] if checks.known("way", by, ("b − a + c", "b alone")) != "b alone" else v[b]) @ v.T
-    near[:, 0] = -np.inf  # what is unknown is no answer
-    for known in (a, b, c):
-        near[np.arange(len(near)), known] = -np.inf
+    np.put_along_axis(near, np.stack([0 * a, a, b, c], axis=1), -np.inf, axis=1)  # 0 is unknown: no answer either
     return near.argmax(1) == d
 
 
 # A network that reads programs along wires
 
 
-class Batch(NamedTuple):
-    """Programs, padded: statements (n, length), 1 where there is one, edges (n, length, length) from row to column."""
-
-    statements: np.ndarray
-    there: np.ndarray
-    edges: np.ndarray
+Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def padded(programs: Sequence[Graph], vocabulary: Vocabulary, wires: str = "flow", length: int = 20) -> Batch:
-    """Programs as arrays, with their wires: the "flow", the "text", or "none". Raises ValueError for longer ones."""
+    """Statements (n, length), 1 where there is one, and edges (n, length, length) from row to column.
+
+    `wires`: "flow", "text" or "none". Raises ValueError for programs of more than `length` statements.
+    """
     checks.known("wires", wires, ("flow", "text", "none"))
     count = len(programs)
     statements, there = np.zeros((count, length), np.int32), np.zeros((count, length), np.float32)
@@ -345,7 +342,7 @@ def padded(programs: Sequence[Graph], vocabulary: Vocabulary, wires: str = "flow
         checks.whole("The number of statements", size, high=length)
         statements[i, :size], there[i, :size] = vocabulary.encode(one), 1
         edges[i, ends[:, 0], ends[:, 1]] = 1
-    return Batch(statements, there, edges)
+    return statements, there, edges
 
 
 def listen(h: Array, edges: Array, w: Array, b: Array) -> Array:
@@ -377,28 +374,14 @@ def logits(params: dict[str, Array], table: Array, batch: Batch) -> Array:
     return jax.vmap(one)(*batch)
 
 
-@functools.partial(jax.jit, static_argnames=("classes", "steps", "size"))
-def fit(
-    batch: Batch,
-    labels: Array,
-    table: Array,
-    rate: float,
-    seed: int,
-    classes: int = 3,
-    steps: int = 200,
-    size: int = 48,
-) -> dict[str, Array]:
-    """Parameters after so many steps of Adam, each on `size` programs."""
+@jax.jit
+def fit(batch: Batch, labels: Array, table: Array, rate: float, seed: int) -> dict[str, Array]:
+    """Parameters of three classes after 200 steps of Adam, each on 48 programs."""
     start, rows = jax.random.split(jax.random.key(seed))
-    params, optimizer = initial(start, classes, table.shape[1]), optax.adam(rate)
 
     def loss(params: dict[str, Array], own: Array) -> Array:
         found = logits(params, table, jax.tree.map(lambda a: a[own], batch))
         return optax.softmax_cross_entropy_with_integer_labels(found, labels[own]).mean()
 
-    def step(state: Any, own: Array) -> tuple[Any, None]:
-        updates, memory = optimizer.update(jax.grad(loss)(state[0], own), state[1])
-        return (optax.apply_updates(state[0], updates), memory), None
-
-    chosen = jax.random.randint(rows, (steps, size), 0, len(labels))
-    return lax.scan(step, (params, optimizer.init(params)), chosen)[0][0]
+    chosen = jax.random.randint(rows, (200, 48), 0, len(labels))
+    return _adam(loss, initial(start, 3, table.shape[1]), (chosen,), rate)

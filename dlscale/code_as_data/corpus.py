@@ -43,40 +43,34 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 # The task: the same statements, connected in three ways
 
-ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
-    "exp": jnp.exp, "log": jnp.log, "sin": jnp.sin, "cos": jnp.cos, "tanh": jnp.tanh, "sqrt": jnp.sqrt,
-    "logistic": lax.logistic, "erf": lax.erf, "abs": jnp.abs, "neg": jnp.negative, "floor": jnp.floor,
-    "round": jnp.round, "log1p": jnp.log1p, "expm1": lax.expm1, "rsqrt": lax.rsqrt, "ceil": lax.ceil,
-}  # fmt: skip
+_ELEMENTWISE = "exp log sin cos tanh sqrt logistic erf abs neg floor round log1p expm1 rsqrt ceil"
+ELEMENTWISE: dict[str, Callable[[Any], Any]] = {name: getattr(lax, name) for name in _ELEMENTWISE.split()}
 ACROSS: dict[str, Callable[[Any], Any]] = {
     "cumsum": jnp.cumsum, "cumprod": jnp.cumprod, "sort": lax.sort, "reverse": lambda v: lax.rev(v, (0,)),
     "centre": lambda v: v - v.mean(), "shares": lambda v: v / v.sum(), "largest": lambda v: v / v.max(),
     "roll": lambda v: jnp.roll(v, 1), "softmax": jax.nn.softmax, "length": lambda v: v / jnp.sqrt((v * v).sum()),
 }  # a number of the result depends on others  # fmt: skip
 WIRINGS = ("elementwise first", "side by side", "elementwise last")
-BEFORE: tuple[Callable[[Any], Any], ...] = (
-    lambda v: v + 1, lambda v: v * 2, lambda v: jnp.maximum(v, 0), lambda v: v**3, lambda v: 1 / v,
-)  # fmt: skip
-AFTER: tuple[Callable[[Any], Any], ...] = (jnp.sum, jnp.max, lambda v: v / 2, lambda v: jnp.clip(v, -1, 1), jnp.argmax)
+BEFORE = (lambda v: v + 1, lambda v: v * 2, lambda v: jnp.maximum(v, 0), lambda v: v**3, lambda v: 1 / v)
+AFTER = (jnp.sum, jnp.max, lambda v: v / 2, lambda v: jnp.clip(v, -1, 1), jnp.argmax)
 COMBINE = (jnp.add, jnp.multiply, jnp.subtract, jnp.maximum)
 PLANS = 3
 
 
 def wired(first: str, second: str, wiring: str, plan: tuple[Any, ...]) -> Callable[[Any, Any], Any]:
-    """A function of x and y with two operations on x, one after the other, or one on each.
+    """A function of x and y with two operations on x, one after the other, or the elementwise one on x, the other on y.
 
-    `plan`: a step before on x, one on y, what combines them, a step after, and whether the elementwise one acts on x.
+    `plan`: a step before on x, one on y, what combines them, a step after, and which of the two operations side by side
+    is written first, if True the elementwise one.
     """
     p, q = ELEMENTWISE[first], ACROSS[second]
-    before_x, before_y, combine, after, elementwise_on_x = plan
+    before_x, before_y, combine, after, elementwise_is_written_first = plan
 
     def f(x, y):
         x, y = before_x(x), before_y(y)
-        if wiring == "elementwise first":
-            x = q(p(x))
-        elif wiring == "elementwise last":
-            x = p(q(x))
-        elif elementwise_on_x:
+        if wiring != "side by side":
+            x = q(p(x)) if wiring == "elementwise first" else p(q(x))
+        elif elementwise_is_written_first:
             x, y = p(x), q(y)
         else:
             y, x = q(y), p(x)
@@ -102,12 +96,9 @@ def split(seed: int) -> dict[str, tuple[list[Graph], np.ndarray]]:
     "new": neither operation is in any program to train on, and one at least in none for validation.
     """
     programs, rng = load("wirings"), np.random.default_rng([seed, 4])
-    known: set[str] = set()
-    other: set[str] = set()
-    for table in (ELEMENTWISE, ACROSS):
-        order = rng.permutation(list(table)).tolist()
-        known |= set(order[: len(order) // 2])
-        other |= set(order[len(order) // 2 : len(order) * 3 // 4])
+    orders = [rng.permutation(list(table)).tolist() for table in (ELEMENTWISE, ACROSS)]
+    known = {name for order in orders for name in order[: len(order) // 2]}
+    other = {name for order in orders for name in order[len(order) // 2 : len(order) * 3 // 4]}
     couples = sorted({recipe for recipe in programs.recipes if set(recipe.split()) <= known})
     held_out = set(rng.choice(couples, len(couples) // 5, replace=False).tolist())
     rows: dict[str, list[int]] = {"train": [], "validation": [], "known": [], "new": []}
@@ -149,8 +140,8 @@ def _library() -> Iterator[Source]:
 def _models() -> Iterator[Source]:
     """The laboratory's networks with their losses, and steps of optimisers."""
     image, signal, key = floats(4, 16, 16, 1), floats(4, 8), jax.random.key(0)
-    plain = itertools.product(models.ACTIVATIONS, (None, "batch", "layer"))
-    nets = [(models.mlp((8, 16, 10), activation=a, norm=n), signal) for a, n in plain]
+    norms = (None, "batch", "layer")
+    nets = [(models.mlp((8, 16, 10), activation=a, norm=n), signal) for a in models.ACTIVATIONS for n in norms]
     nets += [(models.lenet((16, 16, 1)), image), (models.resnet(2, shape=(16, 16, 1)), image), (models.gru(8), signal)]
     for (net, x), loss in itertools.product(nets, (optax.softmax_cross_entropy, optax.l2_loss)):
         args = (jax.eval_shape(net.init, key), x, floats(4, 10))
@@ -278,6 +269,5 @@ def main() -> None:
         found, graphs = zip(*traced(sources(), distinct=part == "corpus"), strict=True)
         programs = [(one.statements, one.data.tolist(), one.control.tolist()) for one in graphs]
         record[part] = [source.name for source in found], [source.recipe for source in found], programs
-        print(part, len(found), "programs,", sum(len(one.statements) for one in graphs), "statements")
     path().write_bytes(gzip.compress(json.dumps(record).encode(), mtime=0))
-    print(path().stat().st_size, "bytes, SHA-256", hashlib.sha256(path().read_bytes()).hexdigest())
+    print("SHA-256", hashlib.sha256(path().read_bytes()).hexdigest())

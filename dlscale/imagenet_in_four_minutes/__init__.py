@@ -56,12 +56,7 @@ def init(key: Array) -> Params:
 
 
 def forward(
-    params: Params,
-    x: Array,
-    extra: Array | float,
-    half: bool = False,
-    share: int = SHARE,
-    known: list[tuple[Array, Array]] | None = None,
+    params: Params, x: Array, extra: Array | float, half: bool = False, share: int = SHARE, known: Any = None
 ) -> tuple[Array, list[tuple[Array, Array]]]:
     """Logits of signals x (examples, 40), and mean and variance at each batch norm.
 
@@ -105,9 +100,13 @@ def loss(params: Params, x: Array, y: Array, extra: Array | float, half: bool = 
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum() / SHARE
 
 
+def _in_float32(norm_scale: Array | float) -> bool:
+    return isinstance(norm_scale, float) and norm_scale == 0
+
+
 def length(a: Array, norm_scale: Array | float = 0.0) -> Array:
     """The Euclidean norm; with another `norm_scale` than 0 that of norm_scale · a, computed in float16."""
-    if isinstance(norm_scale, float) and norm_scale == 0:
+    if _in_float32(norm_scale):
         return jnp.sqrt(jnp.sum(a**2))
     rounded = lambda a: precision.quantize(a, "float16")  # noqa: E731
     return rounded(jnp.sqrt(rounded(jnp.sum(rounded(rounded(a * norm_scale) ** 2))))) / norm_scale
@@ -121,13 +120,12 @@ def optimizer(
     In LARS a layer's step is multiplied by TRUST · |w| / (|g| + DECAY · |w|). With another `norm_scale` than 0 these
     norms are computed in float16, that of the gradient times `norm_scale`. All but that may be traced.
     """
-    hasty = not (isinstance(norm_scale, float) and norm_scale == 0)
 
     def start(params: Params) -> tuple[Params, Array]:
         return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
 
     def ratio(weights: Array, gradient: Array) -> Array:
-        ours, its = length(weights, 1.0 * hasty), length(gradient, norm_scale)
+        ours, its = length(weights, float(not _in_float32(norm_scale))), length(gradient, norm_scale)
         return jnp.where((ours > 0) & (its > 0), TRUST * ours / (its + DECAY * ours), 1.0)
 
     def update(gradients: Params, state: tuple[Params, Array], params: Params) -> tuple[Params, tuple[Params, Array]]:
@@ -198,15 +196,13 @@ BACKWARD += ("norm", "stem")  # the order in which gradients are there
 
 def exchange(gradients: Params, system: System, axis_name: str) -> Params:
     """The sum of all workers' gradients, each array of its own type, in messages as the system joins and sends them."""
-    tree = {name: gradients[name] for name in BACKWARD}
-    leaves, structure = jax.tree.flatten([tree[name] for name in BACKWARD])
+    leaves, structure = jax.tree.flatten([gradients[name] for name in BACKWARD])
     result: list[Array] = []
     for members in joined([leaf.size * leaf.dtype.itemsize for leaf in leaves], system.fuse):
         message = jnp.concatenate([leaves[i].ravel() for i in members])
-        if message.size * message.dtype.itemsize < system.below:
-            total = collectives.all_reduce(message, axis_name, "hierarchical", group_size=system.group)
-        else:
-            total = collectives.all_reduce(message, axis_name, "ring")
+        small = message.size * message.dtype.itemsize < system.below
+        way = {"algorithm": "hierarchical", "group_size": system.group} if small else {"algorithm": "ring"}
+        total = collectives.all_reduce(message, axis_name, **way)
         ends = np.cumsum([leaves[i].size for i in members])[:-1]
         result += [part.reshape(leaves[i].shape) for part, i in zip(jnp.split(total, ends), members, strict=True)]
     return dict(zip(BACKWARD, jax.tree.unflatten(structure, result), strict=True))
@@ -218,7 +214,6 @@ def exchange(gradients: Params, system: System, axis_name: str) -> Params:
 class Machine(NamedTuple):
     """GPUs in nodes. Peaks are the makers' figures; `reached` is the share of the peak that products come to."""
 
-    name: str
     flops: float  # a second, in float32
     half: float  # in float16
     memory: float  # bytes a second
@@ -233,9 +228,9 @@ class Machine(NamedTuple):
 # one of 100 Gb/s assumed (the notes do not say); 4 of 100 and 8 of 200 Gb/s (DGX-1 and DGX A100, NVIDIA), used
 # together. Latencies are assumed, and so is the share of the peak that products reach.
 MACHINES = {
-    "P40, 2016": Machine("P40", 11.76e12, 11.76e12, 346e9, 8, costs.PCIE, Link(5e-6, 12.5e9), 0.5),
-    "V100, 2017": Machine("V100", 15.7e12, 125e12, 900e9, 8, Link(2e-6, 150e9), Link(5e-6, 50e9), 0.5),
-    "A100, 2020": Machine("A100", 19.5e12, 312e12, 1555e9, 8, Link(2e-6, 300e9), Link(5e-6, 200e9), 0.5),
+    "P40, 2016": Machine(11.76e12, 11.76e12, 346e9, 8, costs.PCIE, Link(5e-6, 12.5e9), 0.5),
+    "V100, 2017": Machine(15.7e12, 125e12, 900e9, 8, Link(2e-6, 150e9), Link(5e-6, 50e9), 0.5),
+    "A100, 2020": Machine(19.5e12, 312e12, 1555e9, 8, Link(2e-6, 300e9), Link(5e-6, 200e9), 0.5),
 }
 
 

@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dlscale.imagenet_in_four_minutes import Prediction
 from dlscale.lab.intervals import interval
@@ -26,19 +24,17 @@ def spoken(parts: frozenset[str]) -> str:
 
 def without(minutes: Mapping[str, float], points: Mapping[str, float]) -> None:
     """Two rows of bars: by how much a run is longer, and a network less accurate, without a part."""
-    fig, axes = figures.new(2, height=2.1)
-    labels = ("minutes longer without it", "accuracy points lost")
+    (fig, axes), said = figures.new(2, height=2.1), []
+    labels = ("minutes longer without it", "accuracy points lost without it")
     for ax, found, label, color in zip(axes, (minutes, points), labels, (figures.BLUE, figures.ORANGE), strict=True):
+        texts = [f"{value:.1f}".replace("-", "−") for value in found.values()]
         ax.barh([*found], [*found.values()], 0.6, color=color)
-        for place, value in enumerate(found.values()):
-            ax.text(max(value, 0), place, f" {value:.1f}".replace("-", "−"), va="center")
+        for place, (text, value) in enumerate(zip(texts, found.values(), strict=True)):
+            ax.text(max(value, 0), place, f" {text}", va="center")
         ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5), xlim=(min(0, *found.values()), 1.25 * max(found.values())))
         ax.grid(visible=False, axis="y")
-    said = [
-        ", ".join(f"{name} {value:.1f}" for name, value in found.items()).replace("-", "−")
-        for found in (minutes, points)
-    ]
-    figures.show(fig, f"Taken away alone, minutes more: {said[0]}. Points of accuracy lost: {said[1]}.")
+        said.append(f"{label}: " + ", ".join(map(" ".join, zip(found, texts, strict=True))))
+    figures.show(fig, "; ".join(said) + ".")
 
 
 def switchboard(
@@ -51,26 +47,17 @@ def switchboard(
     def given(chosen: Mapping[str, str]) -> dict[str, Any]:
         return {name: value == "on" if name in NAMES else value for name, value in chosen.items()}
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2, width_ratios=[1.25, 1])
+    def paint(left: Axes, right: Axes, **chosen: str) -> None:
         left.plot(before, color=figures.GREY, linewidth=1)
         left.text(len(before) - 1, before[-5:].mean() + 0.25, "all off", color=figures.GREY, ha="right")
-        (line,) = left.plot([], [], color=figures.RED)
+        left.plot(losses(**given(chosen)), color=figures.RED)
         left.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) - 1))
-        bars = right.barh(["messages", "bytes"], [1, 1], 0.5, color=figures.BLUE)
-        texts = [right.text(0, place + 0.42, "", ha="left", va="center") for place in range(2)]
+        now = sent(**given(chosen))
+        right.barh(["messages", "bytes"], 100 * np.divide(now, most), 0.5, color=figures.BLUE)
+        right.text(0, 0.42, f"{now[0]:,} messages", va="center")
+        right.text(0, 1.42, f"{now[1]:,} bytes", va="center")
         right.set(xlim=(0, 115), ylim=(1.7, -0.5), xlabel="sent in a step, % of all off")
         right.grid(visible=False, axis="y")
-
-        def update(**chosen: str) -> list[Artist]:
-            line.set_data(range(len(before)), losses(**given(chosen)))
-            now = sent(**given(chosen))
-            for bar, text, value, whole, unit in zip(bars, texts, now, most, ("messages", "bytes"), strict=True):
-                bar.set_width(100 * value / whole)
-                text.set_text(f"{value:,} {unit}")
-            return [line, *bars, *texts]
-
-        return update
 
     def caption(**chosen: str) -> str:
         (messages, size), last = sent(**given(chosen)), losses(**given(chosen))[-10:].mean()
@@ -84,16 +71,13 @@ def switchboard(
     controls = {name: widgets.menu(text, OFF_ON, start.get(name)) for name, text in NAMES.items()}
     controls["fusion"] = widgets.menu("fusion", travel[0], travel[0][1])
     controls["all_reduce"] = widgets.menu("all-reduce", travel[1])
-    widgets.explore(make, alt=caption, height=3.2, **controls)
+    widgets.explore_axes(paint, alt=caption, columns=2, height=3.2, **controls)
 
 
 def norms(exponents: Sequence[int], ratios: np.ndarray) -> None:
     """The norm in float16 over the right one, for gradients of these sizes (powers of two)."""
     fig, ax = figures.new(height=2.6)
-    shown = np.minimum(ratios, 2.0)
-    ax.plot(exponents, shown, "o-", color=figures.BLUE, markersize=4)
-    over = np.isinf(ratios)
-    ax.plot(np.asarray(exponents)[over], shown[over], "^", color=figures.RED)
+    ax.plot(exponents, np.minimum(ratios, 2.0), "o-", color=figures.BLUE, markersize=4)
     ax.text(exponents[-1], 1.75, "infinite", color=figures.RED, ha="right", va="top")
     ax.text(exponents[0], 0.15, "zero", color=figures.RED)
     ax.set_yticks((0, 0.5, 1, 2), ("0", "0.5", "1", "∞"))
@@ -110,32 +94,21 @@ def norms(exponents: Sequence[int], ratios: np.ndarray) -> None:
 def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> None:
     """Explore which parts are on: accuracies (seeds,) of all systems, and those at the small batch."""
     order = sorted(worth, key=lambda parts: worth[parts].mean())
-    places = {parts: place for place, parts in enumerate(order)}
 
     def chosen_parts(chosen: Mapping[str, str]) -> frozenset[str]:
         return frozenset(name for name, value in chosen.items() if value == "on")
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        for parts, place in places.items():
+    def paint(ax: Axes, **chosen: str) -> None:
+        for place, parts in enumerate(order):
             mean, low, high = interval(worth[parts])
-            ax.plot([low, high], [place] * 2, color="#c8c8c8", linewidth=4)
-            ax.plot(mean, place, "o", color=figures.GREY, markersize=4)
+            color, width = (figures.RED, 6) if parts == chosen_parts(chosen) else ("#b0b0b0", 3)
+            ax.plot([low, high], [place] * 2, color=color, linewidth=width)
+            ax.plot(mean, place, "o", color=color, markersize=width + 2)
         ax.axvline(small.mean(), color=figures.BLUE, linewidth=1.5)
         ax.text(small.mean() - 0.4, 0, "batch 50,\nno part", color=figures.BLUE, ha="right", va="center")
-        (span,) = ax.plot([], [], color=figures.RED, linewidth=5)
-        (dot,) = ax.plot([], [], "o", color=figures.RED, markersize=9)
         ax.set_yticks(range(len(order)), [spoken(parts) for parts in order])
         ax.set(xlabel="test accuracy at batch 1,000 (%), 95 % interval", ylim=(-0.6, len(order) - 0.4))
         ax.grid(visible=False, axis="y")
-
-        def update(**chosen: str) -> list[Artist]:
-            parts = chosen_parts(chosen)
-            mean, low, high = interval(worth[parts])
-            span.set_data([low, high], [places[parts]] * 2), dot.set_data([mean], [places[parts]])
-            return [span, dot]
-
-        return update
 
     def caption(**chosen: str) -> str:
         parts = chosen_parts(chosen)
@@ -143,47 +116,35 @@ def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> No
         return f"On: {spoken(parts)}. Test accuracy {worth[parts].mean():.1f} %, {gain} points against no part."
 
     controls = {name: widgets.menu(NAMES[name], OFF_ON, "on" if name == "lars" else "off") for name in [*NAMES][:3]}
-    widgets.explore(make, alt=caption, height=3.2, **controls)
+    widgets.explore_axes(paint, alt=caption, height=3.2, **controls)
 
 
-# Section 3
-
-
-def _bars(ax: Axes, place: float, begin: Sequence[float], end: Sequence[float], color: str) -> None:
-    pieces = [(1e3 * b, 1e3 * (e - b)) for b, e in zip(begin, end, strict=True)]
-    ax.broken_barh(pieces, (place - 0.3, 0.6), color=color, edgecolor="white", linewidth=0.3)
+# Section 4
 
 
 def timeline(
-    predicted: Callable[..., Prediction],
-    published: Mapping[tuple[str, int], float],
-    algorithms: Sequence[str],
+    predicted: Callable[..., Prediction], published: Mapping[tuple[str, int], float], algorithms: Sequence[str],
     rings: Sequence[str],
-) -> None:
+) -> None:  # fmt: skip
     """Explore the timeline of a step: what is computed and sent when, as the parts are switched."""
 
     def found(chosen: Mapping[str, Any]) -> Prediction:
-        switches = {name: value == "on" if value in OFF_ON else value for name, value in chosen.items()}
-        return predicted(**switches)
+        return predicted(**{name: value == "on" if value in OFF_ON else value for name, value in chosen.items()})
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(**chosen: Any) -> None:
-            now = found(chosen)
-            ax.clear()
-            _bars(ax, 2, [0, *now.forward[:-1]], now.forward, figures.SKY)
-            _bars(ax, 1, [now.forward[-1], *now.backward[:-1]], now.backward, figures.BLUE)
-            _bars(ax, 0, [m[1] for m in now.messages], [m[2] for m in now.messages], figures.ORANGE)
-            ax.axvline(1e3 * now.backward[-1], color=figures.GREY, linestyle=":", linewidth=1)
-            ax.text(1e3 * now.backward[-1], 2.45, " last gradient", color=figures.GREY, va="top")
-            ax.set_yticks((0, 1, 2), ("messages", "backward", "forward"))
-            ax.set(xlabel="time in a step (ms)", xlim=(0, 1020 * now.step), ylim=(-0.5, 2.5))
-            told = published.get((chosen["network"], chosen["gpus"]))
-            ax.set_title(f"{now.minutes:.1f} minutes" + (f"; published: {told:.1f}" if told else ""), loc="left")
-            ax.grid(visible=False, axis="y")
-
-        return update
+    def paint(ax: Axes, **chosen: Any) -> None:
+        now = found(chosen)
+        _, begin, end = np.transpose(now.messages) if now.messages else np.zeros((3, 0))
+        forward, backward = np.split(np.append(now.forward, now.backward), 2)
+        rows = [(begin, end), (np.append(forward[-1], backward[:-1]), backward), (np.append(0, forward[:-1]), forward)]
+        for place, ((a, b), color) in enumerate(zip(rows, (figures.ORANGE, figures.BLUE, figures.SKY), strict=True)):
+            ax.barh([place] * len(a), 1e3 * (b - a), 0.6, 1e3 * a, color=color, edgecolor="white", linewidth=0.3)
+        ax.axvline(1e3 * backward[-1], color=figures.GREY, linestyle=":", linewidth=1)
+        ax.text(1e3 * backward[-1], 2.45, " last gradient", color=figures.GREY, va="top")
+        ax.set_yticks((0, 1, 2), ("messages", "backward", "forward"))
+        paper = published.get((chosen["network"], chosen["gpus"]))
+        ax.set_title(f"{now.minutes:.1f} minutes" + (f"; published: {paper:.1f}" if paper else ""), loc="left")
+        ax.set(xlabel="time in a step (ms)", xlim=(0, 1020 * now.step), ylim=(-0.5, 2.5))
+        ax.grid(visible=False, axis="y")
 
     def caption(**chosen: Any) -> str:
         now = found(chosen)
@@ -193,18 +154,12 @@ def timeline(
             f"them after the last gradient; messages: {len(now.messages)}; {now.minutes:.1f} minutes."
         )
 
-    widgets.explore(
-        make,
-        alt=caption,
-        height=3.0,
-        network=widgets.menu("network", ("ResNet-50", "AlexNet")),
-        gpus=widgets.slider("GPUs", (64, 256, 1024, 2048), 2048, "{:,}"),
-        half=widgets.menu("float16", OFF_ON, "on"),
-        ring=widgets.menu("ring", rings, rings[1]),
-        fusion=widgets.menu("fusion, 4 MB", OFF_ON),
-        algorithm=widgets.menu("all-reduce", algorithms),
-        overlap=widgets.menu("overlap", OFF_ON, "on"),
-    )
+    network, gpus = widgets.menu("network", ("ResNet-50", "AlexNet")), (64, 256, 1024, 2048)
+    controls = {"network": network, "gpus": widgets.slider("GPUs", gpus, 2048, "{:,}")}
+    controls |= {"half": widgets.menu("float16", OFF_ON, "on"), "ring": widgets.menu("ring", rings, rings[1])}
+    controls |= {"fusion": widgets.menu("fusion, 4 MB", OFF_ON), "algorithm": widgets.menu("all-reduce", algorithms)}
+    controls["overlap"] = widgets.menu("overlap", OFF_ON, "on")
+    widgets.explore_axes(paint, alt=caption, height=3.0, **controls)
 
 
 # Further
@@ -229,61 +184,43 @@ def rings(sizes: np.ndarray, times: Mapping[str, np.ndarray], simulated: Mapping
 def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, float]) -> None:
     """Explore passes through memory: images a second (counts, 2) with half the bytes, or arithmetic twice as fast."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
+    def paint(ax: Axes, number: int) -> None:
         for column, color, text in ((0, figures.BLUE, "half the bytes"), (1, figures.GREY, "twice the arithmetic")):
             (line,) = ax.plot(counts, speeds[:, column], color=color)
             figures.name(ax, line, text)
         for value, text in zip(published, ("published, float32", "published, float16"), strict=True):
             ax.axhline(value, color=figures.RED, linewidth=1, linestyle=":")
             ax.text(counts[-1] + 0.5, value + 3, text, color=figures.RED, va="bottom")
-        (dot,) = ax.plot([], [], "o", color=figures.BLUE, markersize=9)
+        ax.plot(number, speeds[counts.index(number), 0], "o", color=figures.BLUE, markersize=9)
         ax.set(xlabel="passes through memory for each layer's results", ylabel="images per second, one GPU")
         ax.set(xlim=(0, counts[-1] + 13), ylim=(150, 360), xticks=range(0, counts[-1] + 1, 4))
-
-        def update(number: int) -> list[Artist]:
-            dot.set_data([number], [speeds[counts.index(number), 0]])
-            return [dot]
-
-        return update
 
     def caption(number: int) -> str:
         bytes_only, twice = speeds[counts.index(number)]
         return f"{number} passes: {bytes_only:.0f} images/s with half the bytes, {twice:.0f} with twice the arithmetic."
 
-    widgets.explore(make, alt=caption, number=widgets.slider("passes", [*counts], 13))
+    widgets.explore_axes(paint, alt=caption, number=widgets.slider("passes", [*counts], 13))
 
 
 def sensitivity(moved: Callable[[str], tuple[dict[str, Sequence[float]], float, float]], runs: Sequence[str]) -> None:
     """Explore constants: `moved(run)` gives minutes with each halved and doubled, as they are, and published."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(run: str) -> None:
-            found, usual, told = moved(run)
-            ax.clear()
-            for place, values in enumerate(found.values()):
-                for value, color in zip(values, (figures.ORANGE, figures.BLUE), strict=True):
-                    ax.barh(place, value - usual, left=usual, height=0.6, color=color)
-            ax.axvline(usual, color=figures.BLACK, linewidth=1)
-            ax.axvline(told, color=figures.RED, linewidth=1.5, linestyle=":")
-            ax.text(told, len(found) - 0.45, " published", color=figures.RED, va="bottom")
-            ax.set_yticks(range(len(found)), [*found])
-            most = max(told, *(value for values in found.values() for value in values))
-            ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, 1.15 * most))
-            ax.set_title("orange: halved; blue: doubled", fontsize=10, loc="left")
-            ax.grid(visible=False, axis="y")
-
-        return update
+    def paint(ax: Axes, run: str) -> None:
+        found, usual, paper = moved(run)
+        for values, color in zip(np.transpose([*found.values()]), (figures.ORANGE, figures.BLUE), strict=True):
+            ax.barh([*found], values - usual, 0.6, usual, color=color)
+        ax.axvline(usual, color=figures.BLACK, linewidth=1)
+        ax.axvline(paper, color=figures.RED, linewidth=1.5, linestyle=":")
+        ax.text(paper, len(found) - 0.45, " published", color=figures.RED, va="bottom")
+        most = max(paper, *map(max, found.values()))
+        ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, 1.15 * most))
+        ax.set_title("orange: halved; blue: doubled", fontsize=10, loc="left")
+        ax.grid(visible=False, axis="y")
 
     def caption(run: str) -> str:
-        found, usual, told = moved(run)
-        most = max(found, key=lambda name: max(abs(value - usual) for value in found[name]))
-        low, high = found[most]
-        return (
-            f"{run}: predicted {usual:.1f} minutes, published {told:.1f}. The {most} counts most: {low:.1f} minutes if "
-            f"halved, {high:.1f} if doubled."
-        )
+        found, usual, paper = moved(run)
+        most = max(found, key=lambda name: np.ptp(found[name]))
+        changed = "{:.1f} minutes if halved, {:.1f} if doubled".format(*found[most])
+        return f"{run}: predicted {usual:.1f} minutes, published {paper:.1f}. The {most} counts most: {changed}."
 
-    widgets.explore(make, alt=caption, height=3.0, run=widgets.menu("run", runs, runs[1]))
+    widgets.explore_axes(paint, alt=caption, height=3.0, run=widgets.menu("run", runs, runs[1]))

@@ -27,21 +27,21 @@ def _stepped(w: np.ndarray, v: np.ndarray, g: np.ndarray, scale: float, rate: fl
 def step_cases() -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray, float, float]]:
     """What it is, and weights, velocity, scaled gradient in float16, scale and rate."""
     rng, cases = np.random.default_rng(1616), []
-    for what, scale, size in (
-        ("a gradient whose squares overflow in float16", 1024.0, 0.8),
-        ("a gradient whose squares vanish in float16", 1.0, 2e-5),
-        ("an ordinary gradient", 128.0, 0.01),
-        ("a gradient that float16 loses once it is unscaled", 1024.0, 1e-8),
-    ):
+    sizes = {
+        "a gradient whose squares overflow in float16": (1024.0, 0.8),
+        "a gradient whose squares vanish in float16": (1.0, 2e-5),
+        "an ordinary gradient": (128.0, 0.01),
+        "a gradient that float16 loses once it is unscaled": (1024.0, 1e-8),
+    }
+    for what, (scale, size) in sizes.items():
         w, v = (rng.normal(size=(24, 8)).astype(np.float32) * part for part in (0.3, 0.01))
         cases.append((what, w, v, np.float16(rng.normal(size=w.shape) * size * scale), scale, 0.5))
-    w, v, g = (rng.normal(size=(24, 8)).astype(np.float32) for _ in range(3))
-    cases.append(("weights that are all zero", np.zeros_like(w), v, np.float16(g), 1.0, 0.25))
-    cases.append(("a gradient that is all zero", w, v, np.zeros_like(w, np.float16), 1024.0, 0.25))
-    broken = np.float16(g)
+    w, v, g = rng.normal(size=(3, 24, 8)).astype(np.float32)
+    broken, none = np.float16(g), np.zeros_like(g)
     broken[3, 4] = np.inf
-    cases.append(("a gradient with an infinity (the step is skipped)", w, v, broken, 1024.0, 0.5))
-    return cases
+    cases.append(("weights that are all zero", none, v, np.float16(g), 1.0, 0.25))
+    cases.append(("a gradient that is all zero", w, v, np.float16(none), 1024.0, 0.25))
+    return [*cases, ("a gradient with an infinity (the step is skipped)", w, v, broken, 1024.0, 0.5)]
 
 
 def _mixed_step(answer: Any) -> str | None:
@@ -156,10 +156,8 @@ def _fusion(answer: Any) -> str | None:
             found = [[int(size) for size in message] for message in answer([*sizes], threshold)]
         except TypeError:
             return f"{given} fuse must return a list of messages, each a list of sizes."
-        if sorted(itertools.chain(*found)) != sorted(sizes):
-            return f"{given} {sum(sizes)} bytes are ready, but {sum(map(sum, found))} are sent."
         if list(itertools.chain(*found)) != sizes or [] in found:
-            return f"{given} gradients must be sent in the order in which they are ready, and no message is empty."
+            return f"{given} all gradients must be sent in the order in which they are ready, and no message is empty."
         wanted = [[sizes[i] for i in message] for message in record.joined(sizes, threshold)]
         if found != wanted:
             return f"{given} some message leaves before it has enough bytes, or waits longer than it must."
@@ -214,12 +212,8 @@ def _plan(answer: Any) -> str | None:
         gpus, share = operator.index(answer["gpus"]), operator.index(answer["share"])
     except TypeError:
         return "gpus and share must be whole numbers, written without a point."
-    if min(gpus, share) < 1:
-        return "gpus and share must be at least 1."
-    if gpus % 8:
-        return f"GPUs come in nodes of eight: {gpus} is no multiple of it."
-    if gpus > TARGET["gpus"] or gpus * share > TARGET["batch"]:
-        return f"{gpus} GPUs with {share} images each are a batch of {gpus * share:,}: more than is allowed."
+    if min(gpus, share) < 1 or gpus % 8 or gpus > TARGET["gpus"] or gpus * share > TARGET["batch"]:
+        return f"{gpus} GPUs with {share} images each, a batch of {gpus * share:,}, are not allowed."
     machine, network = slower(record.MACHINES[answer["machine"]], SLOWER), record.NETWORKS["ResNet-50"]
     minutes = record.timeline(network, machine, gpus, share, fuse=float(answer["fuse"])).minutes
     if minutes > TARGET["minutes"]:
@@ -231,12 +225,13 @@ plan = Exercise(
     id="imagenet_in_four_minutes-plan",
     answer="plan",
     question='Plan a record of your own: `plan = {"machine": …, "gpus": …, "share": …, "fuse": …}`. The machine is a '
-    "key of `record.MACHINES`, GPUs come in nodes of eight, `share` is the number of images on each GPU, and `fuse` is "
-    "the threshold in bytes. Assume that ResNet-50 reaches a third of the GPU's peak, and that the ring waits in every "
-    "round. ResNet-50 must be predicted to train in 4.4 minutes, with at most 256 GPUs and a batch of at most 5,120.",
+    "key of `record.MACHINES`. GPUs come in nodes of eight. `share` is the number of images on each GPU, and `fuse` is "
+    "the threshold in bytes. Your links are slow: `exercises.slower(machine, 3)` has a third of their bandwidth and "
+    "three times their latency. The ring waits in every round. ResNet-50 must be predicted to train in 4.4 minutes, "
+    "with at most 256 GPUs and a batch of at most 5,120.",
     hints=(
-        "Which machine's images a second, times 256, would do? Then look at what is sent after the last gradient.",
-        "On a slow network each message costs more before its first byte: try larger thresholds than 4 MB.",
+        "Try `record.timeline(RESNET, exercises.slower(record.MACHINES[machine], 3), gpus, share, fuse=fuse).minutes`.",
+        "On slow links each message costs more before its first byte: try larger thresholds than 4 MB.",
     ),
     code="""
 plan = {"machine": "A100, 2020", "gpus": 256, "share": 20, "fuse": 32e6}

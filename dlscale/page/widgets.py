@@ -23,6 +23,7 @@ import anywidget
 import traitlets
 from IPython import get_ipython
 from IPython.display import display
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
@@ -141,6 +142,24 @@ def explore(
     if strange := [name for name, control in controls.items() if not isinstance(control, Control)]:
         raise TypeError(f"The control {strange[0]!r} must be made by widgets.slider, player, menu or number.")
     explorers.append(Explorer(make, alt, Figure((width, height), dpi=100, layout="constrained"), controls, remembers))
+
+
+def explore_axes(paint: Callable[..., None], *, alt: Alt, columns: int = 1, **options: Any) -> None:
+    """As `explore`, of `columns` axes side by side: they are emptied, and `paint(*axes, **values)` draws all anew."""
+
+    def make(figure: Figure) -> Update:
+        axes = [figures.axes(figure)] if columns == 1 else [*figures.axes(figure, columns)]
+
+        def update(**values: Any) -> None:
+            with rc_context(figures.STYLE):
+                for ax in axes:
+                    ax.clear()
+                    ax.tick_params(grid_color=figures.STYLE["grid.color"])  # ticks are made later, without the style
+                paint(*axes, **values)
+
+        return update
+
+    explore(make, alt=alt, **options)
 
 
 class Page(anywidget.AnyWidget):
