@@ -68,6 +68,16 @@ for (const asked of document.querySelectorAll(".dlscale-question")) {
   });
 }
 
+/* Paper is white. */
+const { dataset } = document.documentElement, paper = matchMedia("print");
+function printing(now) {
+  if (now && dataset.theme !== "light") [dataset.screen, dataset.theme] = [dataset.theme, "light"];
+  else if (!now && dataset.screen) (dataset.theme = dataset.screen), delete dataset.screen;
+}
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
+paper.addEventListener("change", () => printing(paper.matches));
+
 /* What can be scrolled can be focused, and what is read aloud of a button or fold is what it shows. */
 for (const named of document.querySelectorAll("summary[aria-label], .search-button-field")) named.removeAttribute("aria-label");
 globalThis.MathJax?.startup?.promise?.then(() => {
