@@ -4,10 +4,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REPOSITORY = "https://github.com/dlscale/dlscale"
+LAUNCH = {"binderhub_url": "https://mybinder.org", "colab_url": "https://colab.research.google.com"}
 
 project, author, language = "dlscale", "The dlscale authors", "en"
 html_title = "dlscale: why training deep networks stops scaling"
-smartquotes = False
 extensions = ["myst_nb"]
 nb_execution_mode, nb_render_markdown_format = "off", "myst"
 nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
@@ -22,14 +22,13 @@ html_js_files = [("dlscale.js", {"defer": "defer"})]
 html_favicon = html_logo = "_static/icon.svg"
 html_search_scorer = str(HERE / "scorer.js")
 html_context = {"default_mode": "auto"}
-html_copy_source = html_use_index = False
-mathjax_path = "tex-svg-full.js"  # all of TeX and its fonts in one file, beside the pages
-mathjax_options = {"defer": "defer"}
+html_copy_source = html_use_index = smartquotes = False
+mathjax_path, mathjax_options = "tex-svg-full.js", {"defer": "defer"}  # all of TeX in one file, beside the pages
 mathjax3_config = {"options": {"enableMenu": False}}
 html_theme_options = {
     "repository_url": REPOSITORY,
     "repository_branch": "main",
-    "launch_buttons": {"binderhub_url": "https://mybinder.org", "colab_url": "https://colab.research.google.com"},
+    "launch_buttons": LAUNCH | {"notebook_interface": "jupyterlab"},
     "use_download_button": False,
     "use_repository_button": True,
     "logo": {"text": "dlscale"},

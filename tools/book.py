@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from importlib import import_module
@@ -52,7 +51,7 @@ def npm_packages() -> None:
         subprocess.run([shutil.which("npm") or "npm", "ci", "--silent", "--ignore-scripts"], cwd=ROOT, check=True)
 
 
-def build(paths: Sequence[Path], target: Path, work: Path, drawn: Path) -> None:
+def build(paths: list[Path], target: Path, work: Path, drawn: Path) -> None:
     """Run the notebooks, or take them from the folder `drawn`; let Sphinx build a new folder `target` from them.
 
     Its sources are put together in a new folder `work`. Raises CalledProcessError if Sphinx fails.
