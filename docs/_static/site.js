@@ -51,9 +51,7 @@ for (const script of document.querySelectorAll("script.dlscale-about")) {
   const { name, ...about } = JSON.parse(script.textContent);
   const image = [...document.images].findLast((image) => image.compareDocumentPosition(script) & 4);
   const made = new Explorer(new Pack(name, { ...about, picture: image.src, keeps: true })).view();
-  const word = about.alone
-    ? "Without a kernel, one control moves at a time; the others go back to their start."
-    : "Every setting is here, without a kernel.";
+  const word = about.alone ? "On this page, one control moves at a time; the others go back to their start." : "";
   made.append(element("p", { className: "dlscale-note", textContent: word }));
   image.replaceWith(made);
   script.closest(".cell_output")?.querySelectorAll(".dlscale-still").forEach((still) => still.remove());
