@@ -58,6 +58,33 @@ ipywidgets.interact(draw, interact=ipywidgets.SelectionSlider(options=values, va
 """
 
 
+CHANGE = """(control, limit) => ({change: new Promise(resolve => {
+    const images = () => dlscale.images(control.closest('.jp-Cell'));
+    const source = image => image.complete && image.naturalWidth ? image.src : '';
+    const before = images().map(source).join(), start = performance.now();
+    let pressed = null;
+    control.ownerDocument.addEventListener('keydown', event => { pressed = event.timeStamp; },
+                                           {capture: true, once: true});
+    const frame = () => {
+        const now = performance.now(), sources = images().map(source);
+        if (pressed !== null && sources.length && sources.every(Boolean) && sources.join() !== before)
+            resolve(now - pressed);
+        else if (now - start > limit) resolve(null);
+        else requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+})})"""
+
+
+def latency(notebook: lab.OpenNotebook, slider: lab.Locator, key: str, limit: float = 10) -> float:
+    """Press a key; return the milliseconds until another picture stood in the page, NaN if none came in `limit` s."""
+    slider.focus()
+    waiting = slider.evaluate_handle(CHANGE, 1000 * limit)
+    notebook.page.keyboard.press(key)
+    milliseconds = waiting.evaluate("waiting => waiting.change")
+    return np.nan if milliseconds is None else milliseconds
+
+
 def presses(notebook: lab.OpenNotebook, slider: lab.Locator, count: int) -> Iterator[float]:
     """Yield milliseconds of `count` key presses, there and back, each after the one before has been drawn."""
     place = "slider => [slider.value, slider.min, slider.max]"
@@ -66,8 +93,8 @@ def presses(notebook: lab.OpenNotebook, slider: lab.Locator, count: int) -> Iter
         raise ValueError("a slider with a single value cannot be timed")
     key = "ArrowLeft" if value == high else "ArrowRight"
     for _ in range(count):
-        milliseconds = notebook.latency(slider, key)
-        yield np.nan if milliseconds is None else milliseconds
+        yield latency(notebook, slider, key)
+        notebook.settle()
         key = TURN[key]
 
 
@@ -75,8 +102,7 @@ def stepping(notebook: lab.OpenNotebook, slider: lab.Locator) -> Iterator[float]
     """Yield milliseconds of steps through a slider from its start, four a second, to frames that nobody has seen."""
     for _ in range(STEPS):
         start = time.monotonic()
-        milliseconds = notebook.latency(slider, "ArrowRight", settle=False)
-        yield np.nan if milliseconds is None else milliseconds
+        yield latency(notebook, slider, "ArrowRight")
         time.sleep(max(0.0, start + STEP_SECONDS - time.monotonic()))
     notebook.settle()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import asyncio
 import hashlib
 import json
 import os
@@ -187,17 +188,8 @@ def store(path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-    client = NotebookClient(
-        notebook,
-        timeout=CELL_SECONDS,
-        kernel_name="python3",
-        coalesce_streams=True,
-        store_widget_state=False,
-        resources={"metadata": {"path": str(path.resolve().parent)}},
-    )
     try:
-        client.execute(env=environment | {"JAX_PLATFORMS": "cpu"})
+        execute(notebook, path.parent, CELL_SECONDS)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise Failed(str(error)) from None
     complaints = [
@@ -214,6 +206,15 @@ def store(path: Path) -> None:
     content = nbformat.writes(notebook)
     path.write_text(content if content.endswith("\n") else content + "\n", encoding="utf-8", newline="\n")
     keep_claims(notebook, path.stem)
+
+
+def execute(notebook: NotebookNode, folder: Path, seconds: int) -> None:
+    """Run the notebook, in place, in `folder`, with `seconds` for each cell."""
+    resources = {"metadata": {"path": os.fspath(folder.resolve())}}
+    options = {"timeout": seconds, "kernel_name": "python3", "coalesce_streams": True, "resources": resources}
+    environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
+    client = NotebookClient(notebook, store_widget_state=False, **options)
+    asyncio.run(client.async_execute(env=environment | {"JAX_PLATFORMS": "cpu"}))  # in any thread
 
 
 def clean(notebook: NotebookNode) -> None:

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROUTES = {  # lessons by number, each behind those that it needs
     "One evening": ("00", "01", "05"),
     "Systems": ("00", "01", "02", "03", "04", "07", "08", "09", "11", "12"),
-    "Numbers and bits": ("00", "01", "02", "05", "06", "12"),
+    "Precision and sparsity": ("00", "01", "02", "05", "06", "12"),
 }
 SETS = ("mnist", "mnist1d", "digits")
 PARTS = {"Claims of the lectures": False, "Questions of our own": True}  # whether they are ours
@@ -61,7 +61,7 @@ INDEX = """# Methods from A to Z, and every item of the lectures
 Each link names the section in which you run the method. The last column names the items of the lectures, whose letters
 are {}. `python tools/readme.py` makes this page from `dlscale/course/contents.toml` and `tools/methods.txt`.
 """.format(", ".join(f"{letter} ({lecture})" for letter, lecture in LECTURES.items() if letter))
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" font-family="sans-serif" font-size="15">'
+SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {} {}" font-family="sans-serif" font-size="14">'
 BOX = '<rect x="{}" y="{}" width="156" height="48" rx="5" fill="#E8F1F8" stroke="#0072B2"/>'
 TEXT = '<tspan x="{}" y="{}">{}</tspan>'
 

@@ -51,9 +51,7 @@ for (const script of document.querySelectorAll("script.dlscale-about")) {
   const { name, ...about } = JSON.parse(script.textContent);
   const image = [...document.images].findLast((image) => image.compareDocumentPosition(script) & 4);
   const made = new Explorer(new Pack(name, { ...about, picture: image.src, keeps: true })).view();
-  const word = about.alone
-    ? "Without a kernel, one control moves at a time; the others go back to their start."
-    : "Every setting is here, without a kernel.";
+  const word = about.alone ? "On this page, one control moves at a time; the others go back to their start." : "";
   made.append(element("p", { className: "dlscale-note", textContent: word }));
   image.replaceWith(made);
   script.closest(".cell_output")?.querySelectorAll(".dlscale-still").forEach((still) => still.remove());
@@ -67,6 +65,16 @@ for (const asked of document.querySelectorAll(".dlscale-question")) {
     for (const answer of answers) answer.replaceChildren("You said ", element("em", { textContent: value }), ". Measured: ");
   });
 }
+
+/* Paper is white. */
+const { dataset } = document.documentElement, paper = matchMedia("print");
+function printing(now) {
+  if (now && dataset.theme !== "light") [dataset.screen, dataset.theme] = [dataset.theme, "light"];
+  else if (!now && dataset.screen) (dataset.theme = dataset.screen), delete dataset.screen;
+}
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
+paper.addEventListener("change", () => printing(paper.matches));
 
 /* What can be scrolled can be focused, and what is read aloud of a button or fold is what it shows. */
 for (const named of document.querySelectorAll("summary[aria-label], .search-button-field")) named.removeAttribute("aria-label");
