@@ -164,13 +164,16 @@ def collect(folder: Path, originals: Mapping[str, list[Cell]]) -> dict[str, tupl
 
     A submission belongs to the notebook whose name its own contains. A folder without any counts as an empty one.
     """
-    found = [path for path in folder.rglob("*.ipynb") if not path.is_dir() and ".ipynb_checkpoints" not in path.parts]
+    files = [path for path in folder.rglob("*") if not path.is_dir() and ".ipynb_checkpoints" not in path.parts]
+    # browsers save 01_sgd.ipynb.txt, Windows also 01_SGD.IPYNB, and macOS puts ._01_sgd.ipynb beside it
+    found = [path for path in files if ".ipynb" in path.name.lower() and not path.name.startswith("._")]
     full = {parent for path in found for parent in path.parents}
     empty = [path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != "."]
     submissions = {}
     for path in (*sorted(found), *sorted(empty)):
         cells = []
-        stem = max((stem for stem in originals if stem in path.stem and path in found), key=len, default="")
+        named = (stem for stem in originals if stem.lower() in path.name.lower() and path in found)
+        stem = max(named, key=len, default="")
         failure = "" if stem else "nothing was handed in whose name contains that of a notebook of the course"
         try:
             cells = read_cells(path) if stem else []
