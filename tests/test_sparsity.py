@@ -373,6 +373,11 @@ def by_the_library(layers, density):
     return [np.asarray(mask) for mask in sparsity.mask(layers, density, scope="global")]
 
 
+def by_quantile(layers, density):
+    limit = np.quantile(np.concatenate([np.abs(w).ravel() for w in layers]), 1 - density)
+    return [np.abs(w) >= limit for w in layers]
+
+
 def bit_by_bit(gaps, b, v):
     """Fillers written one after the other."""
     bits = 0
@@ -399,13 +404,17 @@ def step_by_step(sizes, errors, target):
         (exercises.together, by_sorting, True),
         (exercises.together, each_layer, False),
         (exercises.together, by_the_library, False),
+        (exercises.together, by_quantile, False),
+        (exercises.together, lambda layers, density: (m.astype(bool) for m in by_sorting(layers, density)), True),
         (exercises.break_even, pays, True),
         (exercises.break_even, lambda size, dense_rate, sparse_rate, start: sparse_rate / dense_rate, False),
         (exercises.break_even, lambda n, dense, sparse, start: min(1, (n / dense - start) * sparse / n), False),
         (exercises.relative, bit_by_bit, True),
         (exercises.relative, lambda gaps, b, v: len(gaps) * (b + v), False),  # without fillers
         (exercises.relative, lambda gaps, b, v: sum(1 + gap // (2**b - 1) for gap in gaps) * (b + v), False),
+        (exercises.relative, lambda gaps, b, v: bit_by_bit(gaps, b, v) + 0.001, False),
         (exercises.crossing, step_by_step, True),
+        (exercises.crossing, lambda sizes, errors, target: {20.0: 316.2, 8.0: 2512.0, 6.0: 6310.0}[target], False),
         (exercises.crossing, lambda sizes, errors, target: np.interp(-target, -errors, sizes), False),
         (exercises.crossing, lambda sizes, errors, target: sizes[np.argmax(errors < target)], False),
     ],
