@@ -280,11 +280,19 @@ def test_bits_by_hand(density, index_bits, seed):
     assert len(sparsity.encode(w, "relative", index_bits=index_bits)) == (32 + index_bits) * (kept + fillers)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
+def test_no_weights_are_no_bits_but_the_starts_of_rows(shape):
+    for encoding in sparsity.ENCODINGS:
+        bits = sparsity.encode(np.zeros(shape), encoding)
+        assert len(bits) == (32 * (shape[0] + 1) if encoding == "csr" else 0)
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ((np.ones(DENSE), "zip"), "encoding"),
         ((np.ones(DENSE), "csr", "weight", 3), "at least 4 bits"),
+        ((np.ones(DENSE), "relative", "weight", 33), "index_bits must be a whole number from 1 to 32"),
         ((np.ones(DENSE), "relative", "weight", 0), "index_bits"),
         ((np.ones(DENSE), "relative", "kernel"), "convolution"),
         ((np.ones(DENSE), "relative", "weight", 4, "int8"), "dtype"),
