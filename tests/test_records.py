@@ -257,6 +257,8 @@ def test_the_button_runs_stops_and_goes_on(tmp_path, monkeypatch):
             time.sleep(0.01)
 
     slow = Experiment(TOY.id, TOY.about, lambda **setting: gate.wait() and trial(**setting), plan, TOY.tolerance)
+    records.execute(TOY, tmp_path)
+    calls.clear()
     monkeypatch.setattr(recording, "display", shown.append)
     recording.record_button(slow, tmp_path)
     start, status = shown[0].children

@@ -222,14 +222,8 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
                 remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
             points = {identity: int(not wrong) for identity, wrong in results.items()}
             look = bool(failure) or any(wrong and not wrong.startswith(ORDINARY) for wrong in results.values())
-            row = {
-                "file": name,
-                "total": sum(points.values()),
-                "of": len(points),
-                "remarks": remarks,
-                "look": int(look),
-            }
-            book.enter({**row, "notebook": stem, **points, "key": keys[name]})
+            row = {"file": name, "total": sum(points.values()), "of": len(points), "remarks": remarks}
+            book.enter({**row, "look": int(look), "notebook": stem, **points, "key": keys[name]})
             said = f"{count} of {len(due)}: {shorten(name)}: {row['total']} of {len(points)} right"
             tqdm.write(f"{said}: {shorten(remarks)}" if remarks else said)
     look = sum(str(row.get("look")) == "1" for name, row in book.rows().items() if name in submissions)
