@@ -116,4 +116,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # in a file of another encoding than UTF-8
     sys.exit(main(sys.argv[1:]))

@@ -56,9 +56,7 @@ def ctc(logits):
 KEY = jax.random.key(0)
 RULE = serving.Rule(2, 0.1)
 KERNEL = jnp.ones((3, 3, 2, 2))
-IMAGE = jnp.ones((1, 6, 6, 2))
 HALF_FLEX = precision.FlexState(jnp.int32(-4), jnp.ones(16))
-ROOM = sequence.init(0, 4)
 
 # name: (the function of one array, the array's shape)
 CALLS = {

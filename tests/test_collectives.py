@@ -221,6 +221,14 @@ def test_counts_of_the_others(collective, algorithm, shape, rounds, sent):
     assert found.sent().sum(0).max() == sent
 
 
+@pytest.mark.parametrize("collective", [*collectives.COLLECTIVES, "circulant"])
+def test_an_option_that_a_collective_does_not_know_is_named(collective):
+    name, algorithm = ("all_reduce", collective) if collective == "circulant" else (collective, None)
+    for option in ("chunks", "group_size", "algorithms"):
+        with pytest.raises(ValueError, match=f"Unknown option of .*'{option}'"):
+            on_all(collectives.operation(name, algorithm, **{option: 2}), numbers(4, (4, 2), "int32"))
+
+
 @pytest.mark.parametrize(
     "call, error, words",
     [
@@ -307,7 +315,10 @@ def halved(x, axis_name):
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, lambda x, other: other + x), None),
         (exercises.butterfly, functools.partial(halved), "rounds; 1 are enough"),
         (exercises.butterfly, passed_on, "4 workers 0 sends to 1 and 1 not to 0: partners swap"),
-        (exercises.butterfly, jax.lax.psum, "nothing with ppermute"),
+        (exercises.butterfly, lambda x, axis_name: x * 0 + 1, "differs in"),
+        (exercises.butterfly, jax.lax.psum, "JAX's own psum"),
+        (exercises.butterfly, lambda x, axis_name: jax.lax.psum(x, axis_name) + 0 * swapped(x, axis_name), "own psum"),
+        (exercises.butterfly, lambda x, axis_name: jax.lax.all_gather(x, axis_name).sum(0), "JAX's own all_gather"),
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, jnp.maximum), "differs in"),
         (exercises.butterfly, lambda x, axis_name: jnp.sum(x), "has shape"),
         (exercises.butterfly, lambda x, axis_name: ..., "no answer yet"),

@@ -115,6 +115,12 @@ def test_each_help_has_an_example_that_its_options_allow(name, capsys):
     assert name != "run" or "takes a minute to some hours" in said
 
 
+def test_a_help_can_be_written_in_any_encoding():
+    command = [sys.executable, "-m", "dlscale", "measure", "--help"]
+    found = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=ROOT)
+    assert found.returncode == 0 and b"Example" in found.stdout
+
+
 def test_run_lists_every_experiment_with_its_time(capsys, monkeypatch):
     assert commands.main(["run"]) == 0
     lines = capsys.readouterr().out.splitlines()

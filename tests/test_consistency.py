@@ -341,6 +341,10 @@ def test_a_log_may_be_made_one_by_one():
     generator = exercises.bounded.code.replace("log.append((i, read))", "log.append((i, read))\n        yield i, read")
     assert judged(exercises.bounded, generator)[0]
     assert not judged(exercises.bounded, generator.replace("<= bound", "< bound"))[0]
+    theirs = (
+        "def bounded(*a): return consistency.timeline('stale-synchronous', np.array(a[0]), a[2], bound=a[1]).worker"
+    )
+    assert "the library's own timeline" in judged(exercises.bounded, theirs)[1]
 
 
 def test_an_estimate_of_those_that_meet_is_told_from_a_wrong_share():
@@ -361,7 +365,7 @@ def test_other_exercises_accept_what_is_right_and_refuse_the_naive():
     assert not exercises.partner.judge(lambda i, number: i ^ 1)[0]
     assert not exercises.partner.judge(lambda i, number: i + 1)[0]
     high_first = lambda i, number: i ^ (1 << number) if i < 32 else i  # noqa: E731
-    assert exercises.partner.judge(high_first)[0]
+    assert exercises.partner.judge(high_first)[0] and exercises.partner.judge(lambda i, n: float(high_first(i, n)))[0]
 
 
 def test_shards_that_are_needed_keep_the_queue_empty():

@@ -51,41 +51,6 @@ def test_shapes_types_and_ranges(name, train, test, shape):
             assert abs(x.std() - 1) < 0.02
 
 
-@pytest.mark.parametrize("name", ["mnist", "digits"])
-def test_test_set_has_a_fifth_of_every_class(name):
-    dataset = data.load(name)
-    train, test = np.bincount(dataset.y_train), np.bincount(dataset.y_test)
-    assert np.abs(test - 0.2 * (train + test)).max() <= 1
-
-
-def test_mnist1d_is_balanced():
-    canonical, fresh = data.load("mnist1d"), data.load("mnist1d_fresh")
-    assert set(np.bincount(canonical.y_train) + np.bincount(canonical.y_test)) == {500}
-    assert set(np.bincount(fresh.y_test)) == {400}
-
-
-PUBLISHED = {
-    "first": [-0.332005667, -0.471910366, -0.778697076],
-    "labels": [2, 6, 4, 5, 6, 6, 6, 0, 3, 1],
-    "sum": 29977.877541,
-}
-
-
-def test_mnist1d_is_the_published_set():
-    """The first values of the authors' file mnist1d_data.pkl, and the sums over all of it."""
-    dataset = data.load("mnist1d")
-    np.testing.assert_allclose(dataset.x_train[0, :3], PUBLISHED["first"], rtol=1e-6)
-    assert dataset.y_train[:10].tolist() == PUBLISHED["labels"]
-    np.testing.assert_allclose(np.abs(dataset.x_test.astype(float)).sum(), PUBLISHED["sum"], rtol=1e-6)
-
-
-def test_fresh_examples_are_fresh():
-    canonical, fresh = data.load("mnist1d"), data.load("mnist1d_fresh")
-    np.testing.assert_array_equal(fresh.x_train, canonical.x_train)
-    seen = {x.tobytes() for x in np.concatenate([canonical.x_train, canonical.x_test])}
-    assert not seen & {x.tobytes() for x in fresh.x_test}
-
-
 @pytest.mark.parametrize("name", COMMITTED)
 def test_no_cell_can_spoil_the_data(name):
     dataset = data.load(name)
@@ -93,17 +58,6 @@ def test_no_cell_can_spoil_the_data(name):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
     assert data.load(name) is dataset
-
-
-def test_repr_is_short():
-    assert repr(data.load("digits")) == "Dataset('digits': x_train (1437, 8, 8, 1), x_test (360, 8, 8, 1), 10 classes)"
-
-
-def test_unknown_name_suggests_one():
-    with pytest.raises(ValueError, match=r"Unknown data set 'minst'\. Did you mean 'mnist'\? Known: .*cifar10"):
-        data.load("minst")
-    with pytest.raises(ValueError, match=r"Unknown data set to download 'cifar'\. Did you mean 'cifar10'"):
-        data.download("cifar")
 
 
 # The committed files
@@ -139,12 +93,6 @@ def test_damaged_file(copied_folder, name, damage):
         data.load(name)
     path.write_bytes(content)
     assert len(data.load(name).classes) == 10
-
-
-def test_missing_file(copied_folder):
-    (copied_folder / "mnist.npz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"mnist\.npz is missing.*python data/rebuild\.py mnist`"):
-        data.load("mnist")
 
 
 def test_a_missing_list_of_sums(copied_folder):
@@ -200,21 +148,12 @@ def damage_idx(file: str, change, says: str, compress: bool = False):
 @pytest.mark.parametrize(
     ("file", "change", "says", "compress"),
     [
-        damage_idx("train-images-idx3-ubyte", lambda content: content[:-1], "images.* is damaged"),
         damage_idx("t10k-images-idx3-ubyte", lambda content: content + b"x", "into shape .5,28,28"),
         damage_idx("t10k-labels-idx1-ubyte", lambda content: b"\1" + content[1:], "is damaged .it is no IDX file"),
-        damage_idx("t10k-labels-idx1-ubyte", lambda content: content[:6], "labels.* is damaged"),
         damage_idx("train-images-idx3-ubyte", lambda content: idx(np.zeros(12, np.uint8)), "with 3 dimension"),
         damage_idx("train-labels-idx1-ubyte", lambda content: idx(np.zeros(11, np.uint8)), "12 images, 11 labels"),
         damage_idx("train-labels-idx1-ubyte", lambda content: idx(np.full(12, 10, np.uint8)), "train label is 10"),
         damage_idx("train-labels-idx1-ubyte.gz", lambda content: content[:-9], "end-of-stream", True),
-        damage_idx("train-labels-idx1-ubyte.gz", lambda content: b"no gzip", "Not a gzipped file", True),
-        damage_idx(
-            "train-images-idx3-ubyte.gz",
-            lambda content: content[:40] + b"\xff" * 40 + content[80:],
-            "is damaged",
-            True,
-        ),
     ],
 )
 def test_damaged_idx(tmp_path, file, change, says, compress):
@@ -250,19 +189,14 @@ def test_cifar_folder(tmp_path):
     np.testing.assert_array_equal(dataset.y_test, labels[:3])
 
 
-@pytest.mark.parametrize("damage", [{"data_batch_3": b"\0" * 3072}, {"test_batch": b"0"}, {"without": "data_batch_3"}])
-def test_damaged_cifar_batch(tmp_path, damage):
-    write_cifar(tmp_path, **damage)
-    with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is damaged .*(data_batch_3|3073)"):
-        data.load("cifar10", folder=tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
-def test_damaged_cifar_archive(tmp_path, keep):
-    write_cifar(tmp_path)
+@pytest.mark.parametrize(
+    "damage", [{"data_batch_3": b"\0" * 3072}, {"test_batch": b"0"}, {"without": "data_batch_3"}, 0.0, 0.5, 0.99]
+)
+def test_damaged_cifar_archive(tmp_path, damage):
+    write_cifar(tmp_path, **(damage if isinstance(damage, dict) else {}))
     archive = tmp_path / "cifar-10-binary.tar.gz"
-    content = archive.read_bytes()
-    archive.write_bytes(content[: int(keep * len(content))])
+    if not isinstance(damage, dict):
+        archive.write_bytes(archive.read_bytes()[: int(damage * archive.stat().st_size)])
     with pytest.raises(ValueError, match=r"cifar-10-binary\.tar\.gz is damaged"):
         data.load("cifar10", folder=tmp_path)
 
@@ -323,7 +257,6 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-PAUSES = data.PAUSES
 CONTENT = np.random.default_rng(0).bytes(300_000)
 
 
@@ -372,14 +305,10 @@ def test_download(server, capsys):
     ("script", "ranges"),
     [
         (["drop"], [None, "bytes=150000-"]),
-        (["drop", "drop"], [None, "bytes=150000-", "bytes=225000-"]),
         (["drop", "no range"], [None, "bytes=150000-"]),
-        (["truncated"], [None, "bytes=100000-"]),
         (["truncated", "truncated"], [None, "bytes=100000-", None]),  # 416 for the second: start over
-        (["corrupt"], [None, None]),
         (["drop", "corrupt"], [None, "bytes=150000-", None]),
         (["too long"], [None]),  # the known size is read, the rest left
-        (["error"], [None, None]),
         (["drop", "error", "error"], [None, *["bytes=150000-"] * 3]),
     ],
 )
@@ -391,44 +320,28 @@ def test_download_survives(server, script, ranges):
     assert server.ranges == ranges
 
 
+@pytest.mark.parametrize("old", [None, b"old"])
 @pytest.mark.parametrize(
     ("behaviour", "says", "kept"),
-    [
-        ("drop", "ended early.*are kept", True),
-        ("error", "500", False),
-        ("corrupt", "SHA-256 differs", False),
-        ("truncated", "could not be downloaded", False),
-    ],
-)
-def test_download_gives_up_and_the_next_one_completes(server, behaviour, says, kept):
+    [("drop", "ended early.*are kept", True), ("error", "500", False), ("corrupt", "SHA-256 differs", False),
+     ("truncated", r"127\.0\.0\.1.*could not be downloaded", False)],
+)  # fmt: skip
+def test_download_gives_up_and_the_next_one_completes(server, behaviour, says, kept, old):
+    """An old file is replaced only by a good one, and a good one by none."""
+    if old:
+        target().parent.mkdir(parents=True)
+        target().write_bytes(old)
     server.script = [behaviour] * len(data.PAUSES)
     with pytest.raises(ConnectionError, match=says):
         data.download("fashion_mnist")
-    assert not target().exists()
+    assert (target().read_bytes() if old else None) == old
     assert part().exists() == kept
     server.ranges.clear()
     data.download("fashion_mnist")
-    assert target().read_bytes() == CONTENT
     assert (server.ranges[0] is not None) == kept
-
-
-@pytest.mark.parametrize("behaviour", ["drop", "error", "corrupt", "truncated"])
-def test_an_old_file_is_replaced_only_by_a_good_one(server, behaviour):
-    target().parent.mkdir(parents=True)
-    target().write_bytes(b"old")
-    server.script = [behaviour] * len(data.PAUSES)
-    with pytest.raises(ConnectionError):
-        data.download("fashion_mnist")
-    assert target().read_bytes() == b"old"
+    server.script = ["corrupt"]
     data.download("fashion_mnist")
-    assert target().read_bytes() == CONTENT
-
-
-def test_a_good_file_is_kept_when_the_server_is_bad(server):
-    data.download("fashion_mnist")
-    server.script = ["corrupt"] * len(data.PAUSES)
-    data.download("fashion_mnist")
-    assert target().read_bytes() == CONTENT
+    assert target().read_bytes() == CONTENT and server.script == ["corrupt"]
 
 
 @pytest.mark.parametrize("left", [CONTENT, CONTENT[:-1] + b"?", CONTENT + b"more", b""])
@@ -438,44 +351,6 @@ def test_download_with_something_left_from_before(server, left):
     data.download("fashion_mnist")
     assert target().read_bytes() == CONTENT
     assert len(server.ranges) == (left != CONTENT)
-
-
-def test_pauses_grow(server, monkeypatch):
-    pauses = []
-    monkeypatch.setattr(data, "PAUSES", PAUSES)
-    monkeypatch.setattr(data.time, "sleep", pauses.append)
-    server.script = ["error"] * len(data.PAUSES)
-    with pytest.raises(ConnectionError):
-        data.download("fashion_mnist")
-    assert pauses == [0, 1, 2, 4]
-
-
-def test_a_server_that_is_not_there_is_named(server, monkeypatch):
-    (remote,) = data.REMOTES["fashion_mnist"]
-    closed = remote._replace(address="http://127.0.0.1:9")  # the discard port: nothing answers there
-    monkeypatch.setattr(data, "REMOTES", {"fashion_mnist": (closed,)})
-    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:9/file\.gz"):
-        data.download("fashion_mnist")
-
-
-def test_downloaded_set_loads(server, tmp_path, monkeypatch):
-    arrays = write_idx(tmp_path, compress=True)
-    server.files = {path.name: path.read_bytes() for path in tmp_path.glob("*.gz")}
-    remotes = tuple(
-        data.RemoteFile(server.address, name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in server.files.items()
-    )
-    monkeypatch.setattr(data, "REMOTES", {"fashion_mnist": remotes})
-    data.download("fashion_mnist")
-    np.testing.assert_array_equal(data.load("fashion_mnist").y_test, arrays["t10k-labels"])
-
-
-def test_known_remote_files_are_plausible():
-    for name, files in data.REMOTES.items():
-        assert name in data.CLASSES
-        for file in files:
-            assert len(bytes.fromhex(file.sha256)) == 32
-            assert file.size > 1000
 
 
 # Validation sets
@@ -512,23 +387,6 @@ def test_validation_split_laws(counts, fraction, seed):
     np.testing.assert_array_equal(again.x_test, split.x_test)
 
 
-def test_validation_split_of_real_data():
-    dataset = data.load("mnist1d")
-    split = data.validation_split(dataset)
-    assert (len(split.x_train), len(split.x_test)) == (3200, 800)
-    assert split.name == "mnist1d_validation"
-    other = data.validation_split(dataset, seed=1)
-    assert not np.array_equal(other.x_test, split.x_test)
-    unseen = {x.tobytes() for x in dataset.x_test}
-    assert not unseen & {x.tobytes() for x in np.concatenate([split.x_train, split.x_test])}
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan"), float("inf"), "half", None, 1e-9])
-def test_bad_fractions(fraction):
-    with pytest.raises(ValueError, match="fraction"):
-        data.validation_split(data.load("digits"), fraction)
-
-
 # The lectures' tables
 
 
@@ -543,53 +401,3 @@ def test_every_row_is_complete_and_has_a_source(name):
     for column in rows[0]:
         kinds = {type(row[column]) for row in rows} - {type(None)}
         assert len(kinds) <= 1 or column == "breadth_of_types", f"{column} mixes numbers and words"
-
-
-def test_unknown_table_lists_the_known():
-    with pytest.raises(ValueError, match=r"Unknown table 'imagenet'.*'svail_all_reduce'"):
-        data.table("imagenet")
-
-
-def test_tables_agree_with_themselves():
-    """Ratios that the lectures print follow from the other columns, to the digits printed."""
-    for row in data.table("svail_all_reduce"):
-        ratio = row["openmpi_all_reduce"] / row["svail_all_reduce"]
-        assert ratio == pytest.approx(row["openmpi_over_svail"], abs=0.06)
-    alexnet = data.table("alexnet_hybrid_parallelism")
-    for row in alexnet:
-        assert alexnet[0]["time_hours"] / row["time_hours"] == pytest.approx(row["speedup"], abs=0.01)
-    energy = data.table("energy_per_operation")
-    for kind in ("16bit_integer", "64bit_float"):
-        for row in energy:
-            ratio = row[f"energy_{kind}_pJ"] / energy[0][f"energy_{kind}_pJ"]
-            assert ratio == pytest.approx(row[f"relative_to_add_{kind}"], rel=0.06)
-
-
-def test_records_are_in_order_of_time():
-    rows = data.table("imagenet_records")
-    assert [row["date"] for row in rows] == sorted(row["date"] for row in rows)
-    assert rows[0] | {"note": "", "source": ""} == {
-        "date": "2015-10",
-        "group": "UC Berkeley (FireCaffe)",
-        "model": "GoogLeNet",
-        "processors": 128.0,
-        "processor": "NVIDIA K20",
-        "interconnect": "Cray Gemini",
-        "batch_size": 1024.0,
-        "time_hours": 10.5,
-        "filled_from_the_paper": None,
-        "note": "",
-        "source": "",
-        "accuracy_percent": 68.3,
-        "accuracy_processors": None,
-        "accuracy_time_hours": None,
-        "accuracy_of": "top-1; which run: not in our source",
-        "accuracy_source": "Papers with Code, page of arXiv:1511.00175",
-    }
-
-
-def test_an_accuracy_has_a_source_and_says_of_which_run_it_is():
-    for row in data.table("imagenet_records"):
-        assert not row["accuracy_percent"] or (row["accuracy_of"] and row["accuracy_source"])
-        same = all(row[name] and row[name] == row[f"accuracy_{name}"] for name in ("processors", "time_hours"))
-        assert same == ("this run" in (row["accuracy_of"] or ""))

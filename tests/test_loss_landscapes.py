@@ -516,6 +516,8 @@ def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b
     [
         (fair_pairs, True),
         (lambda nets: {tuple(reversed(pair)) for pair in fair_pairs(nets)}, True),
+        (lambda nets: (np.array(pair) for pair in fair_pairs(nets)), True),
+        (lambda nets: [(i + 0.4, j) for i, j in fair_pairs(nets)], False),
         (functools.partial(fair_pairs, same=("rate", "seed")), False),
         (functools.partial(fair_pairs, same=("rate", "decay")), False),
         (functools.partial(fair_pairs, limit=1.0), False),
@@ -532,7 +534,18 @@ def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b
         (lambda nets: [], False),
     ],
     ids=[
-        *("right", "a set", "any decay", "any seed", "any loss", "failed runs", "of the lesser", "of the mean"),
+        *(
+            "right",
+            "a set",
+            "one by one",
+            "no places",
+            "any decay",
+            "any seed",
+            "any loss",
+            "failed runs",
+            "of the lesser",
+            "of the mean",
+        ),
         *("logarithms", "absolute", "a small absolute", "half a per cent", "20 %", "35 %", "rounded", "none"),
     ],
 )

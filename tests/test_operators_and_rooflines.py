@@ -176,6 +176,10 @@ def test_a_batch_is_not_the_ridge():
 def test_sums_in_a_row_are_too_deep():
     right, line = exercises.work_and_depth.judge(lambda b, i, o: (b * o * (2 * i + 1), 2 + i))
     assert not right and "the depth is not" in line
+    for shape in (jnp.array, list, iter):
+        assert exercises.work_and_depth.judge(
+            lambda b, i, o, s=shape: s([b * o * (2 * i + 1), 3 + (i - 1).bit_length()])
+        )[0]
     assert not exercises.work_and_depth.judge(lambda b, i, o: (2 * b * o * i, 3 + math.ceil(math.log2(i))))[0]
 
 
@@ -201,7 +205,10 @@ def micro_batches(seconds, batch):
         return min((best(n - b)[0] + seconds[b], best(n - b)[1] + (b,)) for b in range(1, n + 1))
     return best(batch)[1]
 """
-    assert judged(exercises.micro_batches, recursive)[0]
+    for best in ("best(batch)[1]", "jnp.array(best(batch)[1])", "reversed(best(batch)[1])"):
+        assert judged(exercises.micro_batches, recursive.replace("best(batch)[1]", best))[0]
+    theirs = "def micro_batches(seconds, batch): return operators.split([], batch, math.inf)"
+    assert "the library's own split" in judged(exercises.micro_batches, theirs)[1]
     assert "sum to 1 examples, not to 5" in exercises.micro_batches.judge(lambda seconds, batch: [1])[1]
 
 

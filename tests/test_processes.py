@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import types
 
 import psutil
 import pytest
@@ -17,17 +16,6 @@ from dlscale.lab import processes
 from dlscale.lab.processes import Child, ChildEnded, PeerLost, family
 
 posix = pytest.mark.skipif(os.name != "posix", reason="signals and forks")
-ECHO = "import sys\nfor line in sys.stdin:\n    print(2 * line.strip(), flush=True)"
-
-
-SPEND = """
-import time
-import types
-for line in open(0):
-    end = time.process_time() + 0.4
-    while time.process_time() < end: pass
-    print(flush=True)
-"""
 
 
 @pytest.fixture(params=["in a namespace", "without one"])
@@ -62,39 +50,6 @@ def gone(members: list[psutil.Process]) -> bool:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 return False
     return True
-
-
-def test_lines_go_there_and_back(start):
-    child = start(ECHO)
-    for word in (b"ab\n", b"c\n"):
-        child.send(word)
-        assert child.receive() == 2 * word[:-1] + b"\n"
-    members = family(child.process.pid)
-    assert members and child.why == ""
-    child.close()
-    assert gone(members) and child.why == "it is over"
-
-
-def test_limits(start):
-    waiting = []
-    for code, limits, why in (
-        ("while True: pass", {"seconds": 0.5}, "limit of 0.5 processor seconds"),
-        ("import time; time.sleep(1000)", {"wall": 0.3, "seconds": 5}, "limit of 0.3 s by the clock"),
-        ("kept = [bytes([1]) * 10**6 for _ in range(10_000)]", {"memory": 200}, "memory limit of 200 MB"),
-    ):
-        child = start(code)
-        child.limit(**limits)
-        waiting.append((child, why))
-    for child, why in waiting:
-        assert end_of(child) == why
-
-
-def test_a_limit_begins_anew_and_counts_what_was_spent_since():
-    with contextlib.closing(Child([sys.executable, "-c", SPEND])) as child:
-        for _ in range(3):
-            child.limit(seconds=0.9)
-            child.send(b"\n")
-            assert child.receive() == b"\n"
 
 
 def test_a_child_that_does_not_read_or_writes_without_end_holds_nobody_up(start):
@@ -134,24 +89,6 @@ if os.fork() == 0:
 os.wait()
 time.sleep(SECONDS)
 """
-
-
-@posix
-@pytest.mark.parametrize("seconds", [0, 1000], ids=["which ends by itself", "which is ended"])
-@pytest.mark.parametrize("environment", ["{}", "os.environ"], ids=["cleared", "kept"])
-def test_a_daemon_of_a_child(start, seconds, environment):
-    if environment == "{}" and sys.platform != "linux":
-        pytest.skip("cannot be found here")
-    child = start(DAEMON.replace("SECONDS", "1000").replace("ENVIRONMENT", environment))
-    assert child.receive() == b"1\n"
-    members = family(child.process.pid)
-    assert any("print(1" in str(process.cmdline()) for process in members)
-    if seconds:
-        child.close()
-    else:
-        members[-2 if "print(1" in str(members[-1].cmdline()) else -1].kill()
-        assert end_of(child) == processes.ENDED
-    assert gone(members)
 
 
 @posix
@@ -202,36 +139,6 @@ time.sleep(1000)"""
         peak = processes.Peak()
         assert peak.look(members) == peak.bytes == pytest.approx(shared, rel=0.1)
     assert peak.look(members) == peak.bytes
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how many share a page")
-def test_memory_counts_what_groups_of_processes_share_each_for_itself():
-    code = """
-import os, time
-for _ in range(2):
-    if os.fork() == 0:
-        kept = bytearray(6 * 10**7)
-        kept[::4096] = b"x" * len(kept[::4096])
-        os.fork()
-        print(1, flush=True)
-        time.sleep(1000)
-time.sleep(1000)"""
-    with contextlib.closing(Child([sys.executable, "-c", code])) as child:
-        for _ in range(4):
-            child.receive()
-        assert 1.2e8 < processes.memory(family(child.process.pid)) < 2e8
-
-
-def test_memory_leaves_out_a_process_that_ends_while_it_is_looked_at():
-    class Ends:
-        def memory_info(self):
-            return types.SimpleNamespace(rss=10**9)
-
-        def memory_full_info(self):
-            raise psutil.NoSuchProcess(1)
-
-    members = family(os.getpid())[:1]
-    assert processes.memory([*members, Ends()]) < 0.5 * 10**9 + processes.memory(members)
 
 
 # Groups
@@ -308,9 +215,3 @@ def test_a_group_ends_when_nobody_listens(module):
     assert psutil.pid_exists(message["pid"])
     messages.close()
     assert psutil.Process().children() == before and not psutil.pid_exists(message["pid"])
-
-
-def test_a_peer_of_a_group_that_was_started_elsewhere_gets_no_place(module, tmp_path):
-    code = "\nfrom dlscale.lab import processes\nprocesses.serve(lambda order, say: say(order=order))\n"
-    (tmp_path / "alone.py").write_text(code)
-    assert next(processes.peers("alone", None, {"a": 1}, 60)) == (0, {"order": {"a": 1}})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dlscale.__main__ as commands
-from dlscale.course import claims, records, sources
+from dlscale.course import claims, records
 from dlscale.course.records import Experiment
 from dlscale.course.rules import frozen_hash
 from dlscale.page import recording
@@ -109,25 +107,6 @@ def test_of_a_damaged_file_what_is_whole_is_kept_and_the_next_trial_too(lines, t
     assert len(told) == 2 * bool(skipped)
 
 
-@pytest.mark.parametrize("damage", [*DAMAGE, 40 * b"\0"], ids=lambda damage: repr(damage[:12]))
-def test_a_run_that_stops_again_after_damage_has_lost_nothing(damage, tmp_path):
-    def stop_after(count):
-        return lambda done, planned: exec("raise KeyboardInterrupt") if done >= count else None
-
-    with pytest.raises(KeyboardInterrupt):
-        records.execute(TOY, tmp_path, stop_after(1))
-    (part,) = tmp_path.glob("*.part")
-    with part.open("ab") as file:
-        file.write(damage)
-    with pytest.raises(KeyboardInterrupt), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        records.execute(TOY, tmp_path, stop_after(len(calls) + 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        records.execute(TOY, tmp_path)
-    assert len(calls) == 9, "no trial ran twice"
-
-
 def test_trials_of_other_code_are_not_mixed_in(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         records.execute(TOY, tmp_path, lambda done, planned: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -143,11 +122,6 @@ def test_a_failed_trial_leaves_the_old_record(tmp_path):
     with pytest.raises(TypeError):
         records.execute(broken, tmp_path)
     assert str(records.read("toy-rates", tmp_path).trials) == str(old.trials)
-
-
-def test_a_trial_must_measure_what_was_announced(tmp_path):
-    with pytest.raises(ValueError, match="tolerance"):
-        records.execute(Experiment(TOY.id, "", trial, plan, {"score": 0.1}), tmp_path)
 
 
 def test_a_trial_run_again_agrees_or_not(tmp_path):
@@ -177,32 +151,11 @@ def test_a_chaotic_measure_may_differ_as_other_seeds_do(tmp_path):
     assert diverged.agrees and diverged.allowed["score"] == 1e-6
 
 
-@pytest.mark.parametrize(
-    "call, error, words",
-    [
-        (lambda folder: records.read("nothing", folder), FileNotFoundError, "run nothing` renews it"),
-        (lambda folder: records.read("toy-rates", folder / "elsewhere"), FileNotFoundError, "renews it"),
-        (lambda folder: records.read("toy-rates", folder).values("speed"), ValueError, "score"),
-        (lambda folder: records.read("toy-rates", folder).select(rate=7), ValueError, "No trial"),
-    ],
-)
-def test_bad_input(call, error, words, tmp_path):
-    records.execute(TOY, tmp_path)
-    with pytest.raises(error, match=words):
-        call(tmp_path)
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"id": 1, "source": "", "versions": {}, "trials": [{}]}'])
 def test_a_damaged_record_says_how_to_mend_it(content, tmp_path):
     (tmp_path / "toy-rates.json").write_text(content)
     with pytest.raises(ValueError, match=r"damaged.*git checkout"):
         records.read("toy-rates", tmp_path)
-
-
-def test_a_missing_list_of_sums_says_how_to_get_it_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(records.data, "data_folder", lambda: tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"SHA256SUMS is missing\. `git checkout data/SHA256SUMS`"):
-        records.execute(TOY, tmp_path / "results")
 
 
 # Confirming: a rule that is frozen, a run that follows, seeds that nobody has seen.
@@ -294,33 +247,21 @@ def test_a_run_confirms_no_rule_that_is_not_frozen_for_it(without, rule, tmp_pat
     assert not calls
 
 
-def test_trials_made_before_a_rule_was_changed_are_not_mixed_in(rule, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        records.execute(confirming(), tmp_path, lambda done, planned: (_ for _ in ()).throw(KeyboardInterrupt))
-    rule["threshold"] = 0.5
-    calls.clear()
-    records.execute(confirming(), tmp_path)
-    assert len(calls) == 10
-
-
-def wait_for(condition):
-    for _ in range(12_000):  # long: a busy machine is not wrong
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("nothing happened within two minutes")
-
-
 def test_the_button_runs_stops_and_goes_on(tmp_path, monkeypatch):
-    gate = threading.Event()
+    gate, shown = threading.Event(), []
+
+    def wait_for(condition):
+        end = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
     slow = Experiment(TOY.id, TOY.about, lambda **setting: gate.wait() and trial(**setting), plan, TOY.tolerance)
     records.execute(TOY, tmp_path)
     calls.clear()
-    shown = []
     monkeypatch.setattr(recording, "display", shown.append)
     recording.record_button(slow, tmp_path)
     start, status = shown[0].children
-    assert "9 trials" in start.description
     start.click()
     wait_for(lambda: start.description == "Stop")
     start.click()
@@ -330,7 +271,6 @@ def test_the_button_runs_stops_and_goes_on(tmp_path, monkeypatch):
     start.click()
     wait_for(lambda: "Done" in status.value)
     assert len(calls) == 9, "finished trials are not run again"
-
     monkeypatch.setattr(records, "execute", lambda *rest: 1 / 0)
     start.click()
     wait_for(lambda: "ZeroDivisionError" in status.value)
@@ -346,34 +286,10 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "Known: 'toy-rates'" in capsys.readouterr().err
 
 
-def test_what_runs_a_trial_needs_no_widgets():
-    code = (
-        "import sys, dlscale.course.records; sys.exit(any(name in sys.modules for name in ('ipywidgets', 'IPython')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 # What the course has stored
 
 STORED = commands.experiments()
 EACH = pytest.mark.parametrize("chosen", STORED.values(), ids=STORED)
-
-
-@EACH
-def test_a_record_hangs_on_its_network_and_data_and_not_on_downloads(chosen):
-    used = sources.of(chosen.trial, chosen.plan)
-    made = {
-        "sequence_models_and_serving-clock": "experiment.chain",
-        "sequence_models_and_serving": "experiment.say",
-        "operators_and_rooflines-batch": "seconds",
-        "operators_and_rooflines": "direct",
-        "code_as_data": "corpus.load",
-        "loss_landscapes-deep": "experiment.deep_scores",
-    }  # without data sets
-    own = next((f"dlscale.{key.split('-')[0]}.{name}" for key, name in made.items() if chosen.id.startswith(key)), None)
-    assert (own or "dlscale.lab.data._load_committed") in used
-    assert own or any(name.startswith("dlscale.lab.models.") for name in used)
-    assert "dlscale.lab.data.download" not in used
 
 
 def test_every_record_belongs_to_an_experiment():

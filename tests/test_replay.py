@@ -67,14 +67,3 @@ def test_frames_of_three_workers_by_hand():
     ring = replay.replay("all_reduce", 3, "ring")
     assert [frame.seen.max() for frame in ring] == [1, 2, 3, 3, 3]
     assert all(frame.pairs == [(0, 1), (1, 2), (2, 0)] for frame in ring[1:])
-
-
-@pytest.mark.parametrize(
-    "collective, workers, options, what",
-    [("shout", 4, {}, "collective"), ("reduce", replay.MOST_WORKERS + 1, {}, "workers"), ("reduce", 1, {}, "workers"),
-     ("reduce", 4, {"root": 4}, "root"), ("all_reduce", 4, {"algorithm": "bus"}, "algorithm"),
-     ("reduce_scatter", 6, {"algorithm": "halving"}, "power")],
-)  # fmt: skip
-def test_what_cannot_be_replayed(collective, workers, options, what):
-    with pytest.raises(ValueError, match=what):
-        replay.replay(collective, workers, **options)

@@ -122,7 +122,8 @@ REFUSED = [
     (lambda: (o := sparsity.masked(optax.sgd(1), 1.0)).update(1.0, o.init(1.0)), "parameters"),
     (lambda: sparsity.encode(ONES, "zip"), "encoding"),
     (lambda: sparsity.encode(ONES, "csr", "weight", 3), "at least 4 bits"),
-    (lambda: sparsity.encode(ONES, "relative", "weight", 0), "index_bits"),
+    (lambda: sparsity.encode(ONES, "relative", "weight", 0), "index_bits must be a whole number from 1 to 32"),
+    (lambda: sparsity.encode(ONES, "relative", "weight", 33), "index_bits"),
     (lambda: sparsity.encode(ONES, "relative", "kernel"), "convolution"),
     (lambda: sparsity.encode(ONES, "relative", dtype="int8"), "dtype"),
 ]
@@ -257,6 +258,13 @@ def test_bits_by_hand(density, index_bits, seed):
     assert len(sparsity.encode(w, "relative", index_bits=index_bits)) == (32 + index_bits) * (kept + fillers)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
+def test_no_weights_are_no_bits_but_the_starts_of_rows(shape):
+    for encoding in sparsity.ENCODINGS:
+        bits = sparsity.encode(np.zeros(shape), encoding)
+        assert len(bits) == (32 * (shape[0] + 1) if encoding == "csr" else 0)
+
+
 # The records
 
 
@@ -335,6 +343,11 @@ def by_the_library(layers, density):
     return [np.asarray(mask) for mask in sparsity.mask(layers, density, scope="global")]
 
 
+def by_quantile(layers, density):
+    limit = np.quantile(np.concatenate([np.abs(w).ravel() for w in layers]), 1 - density)
+    return [np.abs(w) >= limit for w in layers]
+
+
 def bit_by_bit(gaps, b, v):
     """Fillers written one after the other."""
     bits = 0
@@ -361,13 +374,17 @@ def step_by_step(sizes, errors, target):
         (exercises.together, by_sorting, True),
         (exercises.together, each_layer, False),
         (exercises.together, by_the_library, False),
+        (exercises.together, by_quantile, False),
+        (exercises.together, lambda layers, density: (m.astype(bool) for m in by_sorting(layers, density)), True),
         (exercises.break_even, pays, True),
         (exercises.break_even, lambda size, dense_rate, sparse_rate, start: sparse_rate / dense_rate, False),
         (exercises.break_even, lambda n, dense, sparse, start: min(1, (n / dense - start) * sparse / n), False),
         (exercises.relative, bit_by_bit, True),
         (exercises.relative, lambda gaps, b, v: len(gaps) * (b + v), False),  # without fillers
         (exercises.relative, lambda gaps, b, v: sum(1 + gap // (2**b - 1) for gap in gaps) * (b + v), False),
+        (exercises.relative, lambda gaps, b, v: bit_by_bit(gaps, b, v) + 0.001, False),
         (exercises.crossing, step_by_step, True),
+        (exercises.crossing, lambda sizes, errors, target: {20.0: 316.2, 8.0: 2512.0, 6.0: 6310.0}[target], False),
         (exercises.crossing, lambda sizes, errors, target: np.interp(-target, -errors, sizes), False),
         (exercises.crossing, lambda sizes, errors, target: sizes[np.argmax(errors < target)], False),
     ],

@@ -21,6 +21,7 @@ what has reached whom by then.
 """
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -416,14 +417,18 @@ def schedule(
 
 
 def operation(collective: str, algorithm: str | None = None, **options: Any) -> Callable[[Array], Array]:
-    """A collective operation as a function of a worker's x, on the axis "workers". Raises ValueError if unknown.
+    """A collective operation as a function of a worker's x, on the axis "workers".
 
-    The all-reduce "circulant" is a function of its own.
+    The all-reduce "circulant" is a function of its own. Raises ValueError for an unknown collective or option.
     """
-    if (collective, algorithm) == ("all_reduce", "circulant"):
-        return functools.partial(circulant, axis_name="workers", **options)
     f = COLLECTIVES[checks.known("collective", collective, COLLECTIVES)]
-    options |= {} if algorithm is None else {"algorithm": algorithm}
+    if (collective, algorithm) == ("all_reduce", "circulant"):
+        f = circulant
+    elif algorithm is not None:
+        options |= {"algorithm": algorithm}
+    if f is not all_reduce:  # which checks those of its algorithms
+        for option in options:
+            checks.known(f"option of {algorithm or collective!r}", option, [*inspect.signature(f).parameters][2:])
     return functools.partial(f, axis_name="workers", **options)
 
 

@@ -1,7 +1,6 @@
 """The exercises of 10_consistency and its further notebook."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ def _bounded(answer: Any) -> str | None:
         found = consistency.timeline("stale-synchronous", np.array(times), gradients, bound=bound)
         wanted = np.column_stack([found.worker, found.read])
         log = answer(times, bound, gradients)
-        log = list(log) if isinstance(log, Iterator) else log
         if wrong := compare(f"With times {times} and bound {bound}, (worker, read)", log, wanted, 0):
             return wrong
     return None
@@ -51,6 +49,7 @@ def bounded(times, bound, gradients):
 """,
     wrong=_bounded,
     right="bound 0 lets nobody get ahead, and a large bound is never felt. One number leads from one end to the other.",
+    library="dlscale.consistency.timeline",
 )
 
 
@@ -95,14 +94,14 @@ def _partner(answer: Any) -> str | None:
     for workers in (2, 4, 8, 32):
         values = np.eye(workers)
         for number in range(workers.bit_length() - 1):
-            found = [answer(i, number) for i in range(workers)]
-            if wrong := compare(
-                f"In round {number} of {workers} workers, partners", np.sort(np.array(found)), np.arange(workers), 0
-            ):
+            found = np.array([answer(i, number) for i in range(workers)])
+            given = f"In round {number} of {workers} workers, partners"
+            if wrong := compare(given, np.sort(found), np.arange(workers), 0):
                 return f"{wrong} Each must have a partner of its own."
+            found = found.astype(int)
             if any(found[j] != i for i, j in enumerate(found)):
                 return f"In round {number} of {workers} workers, somebody's partner has another partner."
-            values = (values + values[np.array(found, int)]) / 2
+            values = (values + values[found]) / 2
         if not np.allclose(values, 1 / workers):
             return f"After {workers.bit_length() - 1} rounds, {workers} workers do not have the mean of all."
     return None

@@ -3,10 +3,12 @@
 Those with ids "<room>-<slug>" are the instances of `Exercise` that the module `dlscale.<room>.exercises` names.
 """
 
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MappingView, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -30,7 +32,8 @@ class Exercise:
     `answer` is the name that the answer cell gives to the answer, and `code` the reference solution as it would stand
     there, with what its notebook has imported and defined above. `wrong(answer)` returns what is wrong, in a sentence
     about the quantity taught, or None. It may call an answer that is a function, with concrete arrays only: the grader
-    runs the function in another process, so it cannot be traced. `right` says why a right answer matters.
+    runs the function in another process, so it cannot be traced. `right` says why a right answer matters. `library`
+    is the full name of the function that is to be written: an answer that calls it fails.
     """
 
     id: str
@@ -40,21 +43,32 @@ class Exercise:
     code: str
     wrong: Callable[[Any], str | None]
     right: str
+    library: str = ""
     hints_shown: int = field(default=0, init=False)
 
     def check(self, answer: object) -> None:
         """Print one line: right, what is not, or that there is no answer yet. Never raises, whatever the answer is."""
         if hand_in:
-            hand_in(self.id, answer)
+            hand_in(self.id, self._alone(answer))
         else:
             print(self.judge(answer)[1])
+
+    def _alone(self, answer: Any) -> Any:
+        """The answer; one that is a function does not find `library`."""
+
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            with mock.patch(self.library, side_effect=ValueError(f"it calls the library's own {name}: write that")):
+                return answer(*args, **kwargs)
+
+        name = self.library.rpartition(".")[2]
+        return alone if self.library and callable(answer) else answer
 
     def judge(self, answer: object) -> tuple[bool, str]:
         """Return whether the answer is right, and the line that `check` prints."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a reader's NaN is told in the line, not on stderr
-                what = self.wrong(_filled(answer))
+                what = self.wrong(_filled(self._alone(answer)))
         except _Blank:
             return False, "no answer yet"
         except KeyboardInterrupt:
@@ -104,9 +118,14 @@ def compare(what: str, answer: object, expected: ArrayLike, tolerance: float = 1
 
 
 def _filled(answer: Any) -> Any:
-    """Return the answer. Raises _Blank if `...` stands in it, at any depth; a function raises it if it returns such."""
+    """Return the answer. Raises _Blank if `...` stands in it, at any depth; a function raises it if it returns such.
+
+    What is made one by one becomes a list, as it does for the grader.
+    """
     if answer is ...:
         raise _Blank
+    if isinstance(answer, Iterator | MappingView):
+        answer = list(itertools.islice(answer, 10**6))
     if isinstance(answer, list | tuple | dict):
         for part in answer.values() if isinstance(answer, dict) else answer:
             _filled(part)

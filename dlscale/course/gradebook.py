@@ -30,8 +30,8 @@ class Gradebook:
         self.path, self.exercises, self.folder = path.resolve(), list(exercises), folder.resolve().as_posix()
         with contextlib.suppress(ValueError):  # on another drive
             self.folder = Path(os.path.relpath(self.folder, self.path.parent)).as_posix()
-        if not os.access(self.path.parent, os.W_OK):
-            raise ValueError(f"No file can be written in {self.path.parent}: name another table with --out.")
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise ValueError(f"No file can be written as {self.path}: name another table with --out.")
         self._read()
 
     def rows(self) -> dict[str, Row]:

@@ -164,13 +164,16 @@ def collect(folder: Path, originals: Mapping[str, list[Cell]]) -> dict[str, tupl
 
     A submission belongs to the notebook whose name its own contains. A folder without any counts as an empty one.
     """
-    found = [path for path in folder.rglob("*.ipynb") if not path.is_dir() and ".ipynb_checkpoints" not in path.parts]
+    files = [path for path in folder.rglob("*") if not path.is_dir() and ".ipynb_checkpoints" not in path.parts]
+    # browsers save 01_sgd.ipynb.txt, Windows also 01_SGD.IPYNB, and macOS puts ._01_sgd.ipynb beside it
+    found = [path for path in files if ".ipynb" in path.name.lower() and not path.name.startswith("._")]
     full = {parent for path in found for parent in path.parents}
     empty = [path for path in folder.iterdir() if path.is_dir() and path not in full and path.name[0] != "."]
     submissions = {}
     for path in (*sorted(found), *sorted(empty)):
         cells = []
-        stem = max((stem for stem in originals if stem in path.stem and path in found), key=len, default="")
+        named = (stem for stem in originals if stem.lower() in path.name.lower() and path in found)
+        stem = max(named, key=len, default="")
         failure = "" if stem else "nothing was handed in whose name contains that of a notebook of the course"
         try:
             cells = read_cells(path) if stem else []
@@ -219,14 +222,8 @@ def grade(folder: Path, notebooks: Path, out: Path, exercises: Mapping[str, Exer
                 remarks = "; ".join(f"{identity}: {wrong}" for identity, wrong in results.items() if wrong)
             points = {identity: int(not wrong) for identity, wrong in results.items()}
             look = bool(failure) or any(wrong and not wrong.startswith(ORDINARY) for wrong in results.values())
-            row = {
-                "file": name,
-                "total": sum(points.values()),
-                "of": len(points),
-                "remarks": remarks,
-                "look": int(look),
-            }
-            book.enter({**row, "notebook": stem, **points, "key": keys[name]})
+            row = {"file": name, "total": sum(points.values()), "of": len(points), "remarks": remarks}
+            book.enter({**row, "look": int(look), "notebook": stem, **points, "key": keys[name]})
             said = f"{count} of {len(due)}: {shorten(name)}: {row['total']} of {len(points)} right"
             tqdm.write(f"{said}: {shorten(remarks)}" if remarks else said)
     look = sum(str(row.get("look")) == "1" for name, row in book.rows().items() if name in submissions)

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, MappingView
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,10 @@ def unpack(line: bytes, function: Callable[[int], Callable]) -> Any:
 def _encode(value: Any, number: Callable[[Callable], int]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, list | range | Iterator | MappingView):
-        return [_encode(item, number) for item in value]
     if isinstance(value, tuple):
         return {"tuple": _encode(list(value), number), "fields": getattr(value, "_fields", None)}
+    if isinstance(value, Sequence | Iterator | MappingView) and not isinstance(value, str | bytes | bytearray):
+        return [_encode(item, number) for item in value]
     if isinstance(value, dict):
         return {"dict": _encode(list(value.items()), number)}
     if isinstance(value, set | frozenset):

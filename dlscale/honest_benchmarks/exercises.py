@@ -1,7 +1,6 @@
 """The exercises of 14_honest_benchmarks and its further notebook."""
 
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from scipy.special import bdtr
@@ -132,10 +131,6 @@ def best_threshold(times, ours, theirs, targets):
 )
 
 
-def _library(*_: Any, **__: Any) -> None:
-    raise ValueError("It calls the library's own bootstrap: write the resampling.")
-
-
 LEAST, MOST = 0.003, 0.08  # chance that the true median lies beyond an end; 0.025 is asked for
 
 
@@ -149,8 +144,7 @@ def _interval(answer: Any) -> str | None:
     for seed, (count, never) in enumerate(((60, 0), (15, 0), (16, 2), (24, 8), (60, 25))):
         rng = np.random.default_rng(4000 + seed)
         times = rng.permutation(np.append(rng.lognormal(3, 0.7, count - never), np.full(never, np.inf)))
-        with mock.patch("dlscale.honest_benchmarks.bootstrap", _library):
-            ends = answer(times.copy())
+        ends = answer(times.copy())
         given = f"{count} times, {never} of them infinite"
         if np.shape(ends) != (2,):
             return "`median_interval` must return two numbers, the lower and the upper end."
@@ -183,6 +177,7 @@ def median_interval(times):
 """,
     wrong=_interval,
     right="an interval that needs no formula, and that bears runs that never arrive.",
+    library="dlscale.honest_benchmarks.bootstrap",
 )
 
 

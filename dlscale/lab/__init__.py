@@ -4,7 +4,10 @@ import os
 import tempfile
 from pathlib import Path
 
+given = os.environ.get("DLSCALE_DATA")
 try:
-    Path.home()
+    Path(given or "~").expanduser()
 except RuntimeError:  # a container whose user has no entry: what is downloaded goes where temporary files do
-    os.environ["DLSCALE_DATA"] = os.environ.get("DLSCALE_DATA") or str(Path(tempfile.gettempdir(), "dlscale"))
+    if given:
+        raise ValueError(f"DLSCALE_DATA={given} names a home folder that is not here: write the whole path.") from None
+    os.environ["DLSCALE_DATA"] = str(Path(tempfile.gettempdir(), "dlscale"))

@@ -5,6 +5,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -109,12 +110,12 @@ def connect(
     address = str(_setting("coordinator", coordinator))
     size = checks.whole("processes", _setting("processes", processes))
     rank = checks.whole("process", _setting("process", process), low=0, high=size - 1)
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    found = re.fullmatch(r"([\w.-]+|\[[\w:.%]+\]):(\d{1,5})", address, re.ASCII)
+    if not found or int(found[2]) >= 2**16:
         raise ValueError(f"coordinator must be host:port, for example 127.0.0.1:12345, not {address!r}.")
     jax.distributed.initialize(address, size, rank, coordinator_bind_address=address, initialization_timeout=60)
-    if host in ("127.0.0.1", "localhost", "[::1]"):
-        jax_internals.listen_on(host.strip("[]"))
+    if found[1] in ("127.0.0.1", "localhost", "[::1]"):
+        jax_internals.listen_on(found[1].strip("[]"))
     return rank, size
 
 

@@ -1,5 +1,6 @@
 """The exercises of 02_loss_landscapes."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -92,8 +93,8 @@ def power_iteration(times, v, steps):
 
 
 def _sharp(answer: Any) -> str | None:
-    if np.ndim(answer):
-        return "c must be one number, not several."
+    if np.ndim(answer) or isinstance(answer, str):
+        return "c must be one number."
     c = float(answer)
     if c == 0:
         return "c = 0 is no minimum: 1 / c must exist."
@@ -205,7 +206,7 @@ def _fair(answer: Any) -> str | None:
         ]
         given = answer([net.copy() for net in nets])
         try:
-            given = {tuple(sorted(map(int, pair))) for pair in given}
+            given = {tuple(sorted(map(operator.index, pair))) for pair in given}
         except (TypeError, ValueError):
             return "The answer must be a list of pairs of numbers (i, j)."
         if bad := [pair for pair in given if len(pair) != 2 or not 0 <= pair[0] < pair[1] < len(nets)]:

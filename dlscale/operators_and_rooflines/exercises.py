@@ -92,7 +92,7 @@ def _layer(batch: int, inputs: int, outputs: int) -> tuple[int, int]:
 def _work_and_depth(answer: Any) -> str | None:
     for shape in ((1, 4, 4), (32, 784, 128), (7, 1000, 3), (64, 1, 10)):
         found, wanted = answer(*shape), _layer(*shape)
-        if not isinstance(found, tuple | list | np.ndarray) or len(found) != 2:
+        if np.shape(found) != (2,):
             return "Give two numbers: work and depth."
         for what, mine, right in zip(("work", "depth"), found, wanted, strict=True):
             layer = f"For {shape[0]} examples, {shape[1]} inputs, {shape[2]} outputs, the {what}"
@@ -174,9 +174,7 @@ def _micro_batches(answer: Any) -> str | None:
         pieces = [operators.Piece("", b, float(seconds[b]), 0) for b in range(1, batch + 1) if seconds[b] < math.inf]
         least = operators.total(operators.split(pieces, batch, math.inf))
         found = answer(seconds.copy(), batch)
-        if not isinstance(found, list | tuple | np.ndarray) or not all(
-            float(b).is_integer() and 1 <= b <= batch for b in found
-        ):
+        if np.ndim(found) != 1 or not all(float(b).is_integer() and 1 <= b <= batch for b in found):
             return f"Give a list of micro-batch sizes, whole numbers from 1 to {batch}."
         if sum(found) != batch:
             return f"The sizes {list(map(int, found))} sum to {int(sum(found))} examples, not to {batch}."
@@ -212,4 +210,5 @@ def micro_batches(seconds, batch):
 """,
     wrong=_micro_batches,
     right="batch² steps instead of a search through all partitions. µ-cuDNN plans a layer in the same way.",
+    library="dlscale.operators_and_rooflines.split",
 )

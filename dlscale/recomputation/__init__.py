@@ -319,8 +319,8 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
         try:
             return run(plan.items, plan._each("parameters", params), x)
         except RecursionError:
-            advice = "keep more of the layers, or let Python follow further: sys.setrecursionlimit(20_000)"
-            raise ValueError(f"The plan nests {plan.forwards().max() - 1} deep, too deep for JAX: {advice}.") from None
+            deep = f"The plan nests {plan.forwards().max() - 1} deep, too deep for JAX"
+            raise ValueError(f"{deep}: keep more of the layers.") from None
 
     return applied
 

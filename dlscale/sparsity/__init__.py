@@ -197,15 +197,17 @@ def encode(
     groups of zeros are written (Han et al. 2016, arXiv:1510.00149). "csr" has for each row of groups its start in 32
     bits, for each group its column, in the fewest bits or `index_bits`; with blocks this is BCSR. Values are "float32"
     or "float16".
-    Raises ValueError for unknown names, a shape that the granularity cannot serve and indices that are too narrow.
+    Raises ValueError for unknown names, a shape that the granularity cannot serve, indices that are too narrow or have
+    more than 32 bits.
     """
     checks.known("encoding", encoding, ENCODINGS)
     checks.known("dtype", dtype, ("float32", "float16"))
     weights = np.asarray(weights, dtype)
     groups = _grouped(weights, group_shape(weights.shape, granularity, block))
-    columns, flat = groups.shape[-2], groups.reshape(-1, groups.shape[-1])
+    rows, columns, flat = math.prod(groups.shape[:-2]), groups.shape[-2], groups.reshape(-1, groups.shape[-1])
     least = max(1, (columns - 1).bit_length())
-    index_bits = checks.whole("index_bits", (least if encoding == "csr" else 4) if index_bits is None else index_bits)
+    index_bits = (least if encoding == "csr" else 4) if index_bits is None else index_bits
+    checks.whole("index_bits", index_bits, high=POINTER_BITS)
     if encoding == "csr" and index_bits < least:
         raise ValueError(f"{columns} columns need indices of at least {least} bits, not {index_bits}.")
     kept = np.flatnonzero(flat.any(1))
@@ -214,7 +216,7 @@ def encode(
     if encoding == "bitmap":
         indices = np.isin(np.arange(len(flat)), kept).astype(np.uint8)
     elif encoding == "csr":
-        starts = np.searchsorted(kept, np.arange(0, len(flat) + 1, columns))
+        starts = np.searchsorted(kept, columns * np.arange(rows + 1))
         indices = np.concatenate([_integers(starts, POINTER_BITS), _integers(kept % columns, index_bits)])
     else:
         gaps, most = np.diff(kept, prepend=-1) - 1, 2**index_bits  # zeros before each, and those of a filler and itself

@@ -82,7 +82,7 @@ def _stopped(answer: Any) -> str | None:
     for _ in range(100):
         runs, swap = pair(rng), int(rng.integers(2))
         said = answer(runs[swap], runs[1 - swap])
-        if said not in (0, 1):
+        if np.asarray(said).dtype.kind not in "biuf" or said not in (0, 1):
             return f"Your function must return 0 or 1, not {said}."
         right += said == swap
     if right >= 90:
