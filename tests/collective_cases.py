@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 
-import jax
 import numpy as np
 from hypothesis import strategies as st
 
@@ -66,18 +64,3 @@ def case(name, algorithm, count, shape, dtype, root=0):
 
 def check(result, wanted):
     np.testing.assert_array_equal(result, wanted, strict=True)  # shape and dtype too
-
-
-def fingerprint():
-    """Of the results of some operations among three or four workers, bit by bit, and of the schedules of all."""
-    told = hashlib.sha256()
-    for number, (name, algorithm) in enumerate(OPERATIONS):
-        workers = 4 if algorithm == "halving" else 3
-        shape = (workers, workers, 5) if name in ("scatter", "reduce_scatter", "all_to_all") else (workers, 5)
-        if number % 4 == 0:
-            x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-            run = jax.jit(jax.vmap(collectives.operation(name, algorithm), axis_name="workers"))
-            told.update(np.asarray(run(x)))
-        for messages, combined in collectives.schedule(algorithm, workers, shape[1:], collective=name).rounds:
-            told.update(repr([combined, *((pairs.tolist(), size) for pairs, size in messages)]).encode())
-    return told.hexdigest()

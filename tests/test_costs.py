@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -29,7 +30,7 @@ def seconds(topology, schedule):
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "butterfly", "ring", "rabenseifner"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sampled_from([0, 1, 3, 5]), st.sampled_from([1, 7]), POSITIVE, POSITIVE)
 def test_formulas_are_those_of_the_real_schedules(algorithm, doublings, parts, latency, per_byte):
     workers = 2**doublings
@@ -39,7 +40,7 @@ def test_formulas_are_those_of_the_real_schedules(algorithm, doublings, parts, l
     assert real >= costs.formula("lower_bound", workers, size, latency, per_byte) * (1 - 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(ALGORITHMS), st.sampled_from([2, 5, 8]), POSITIVE, POSITIVE, POSITIVE)
 def test_models_agree_where_they_say_the_same(algorithm, workers, latency, per_byte, combine):
     found = schedule(algorithm, workers, (5 * workers,))
@@ -56,22 +57,14 @@ def test_models_agree_where_they_say_the_same(algorithm, workers, latency, per_b
 def test_loggp_by_hand():
     """Worker 0 sends 5 and 3 bytes: the second begins max(o, g) after the first has left."""
     both = one_round(3, ((0, 1), 5), ((0, 2), 3), combined=2)
-    assert (
-        LogGP(latency=100, overhead=7, gap=10, gap_per_byte=2, combine=1).time(both)
-        == 7 + 4 * 2 + 10 + 2 * 2 + 100 + 7 + 2
-    )
-    assert LogGP(latency=100, overhead=7, gap=10).time(one_round(2, ((0, 1), 5))) == 7 + 100 + 7, "LogP"
-    assert LogGP(1, 1, 1).time(Schedule(1, [])) == 0
-    busy = LogGP(latency=5, overhead=0.5, gap=0.5)
-    assert busy.time(all_to_all(64, 1)) == 63 * 0.5 + 63 * 0.5, "sends and receives, one after the other"
-    assert busy.time(all_to_all(8, 1)) == 6 * 0.5 + 0.5 + 5 + 0.5, "the last message is on its way for longer"
+    busy = LogGP(latency=100, overhead=7, gap=10, gap_per_byte=2, combine=1)
+    assert busy.time(both) == 7 + 4 * 2 + 10 + 2 * 2 + 100 + 7 + 2
+    assert busy.time(Schedule(1, [])) == 0
 
 
-def all_to_all(workers, size, messages=None):
-    shifts = [
-        np.array([(a, (a + d) % workers) for a in range(workers)]) for d in range(1, (messages or workers - 1) + 1)
-    ]
-    return Schedule(workers, [Round([Message(pairs, size) for pairs in shifts], 0)])
+def shifted(workers, size, messages):
+    shifts = ([(a, (a + d) % workers) for a in range(workers)] for d in range(1, messages + 1))
+    return Schedule(workers, [Round([Message(np.array(pairs), size) for pairs in shifts], 0)])
 
 
 def simulated(model, schedule):
@@ -94,16 +87,15 @@ def simulated(model, schedule):
     return end
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 20), st.integers(1, 40), *[st.floats(0, 10)] * 3, st.floats(0, 0.5), st.data())
 def test_loggp_is_its_events(workers, size, latency, overhead, gap, gap_per_byte, data):
     model = LogGP(latency, overhead, gap, gap_per_byte)
-    even = all_to_all(workers, size, data.draw(st.integers(1, workers - 1)))
+    even = shifted(workers, size, data.draw(st.integers(1, workers - 1)))
     assert model.time(even) == pytest.approx(simulated(model, even))
     pairs = st.tuples(*[st.integers(0, workers - 1)] * 2).filter(lambda pair: pair[0] != pair[1])
-    uneven = one_round(
-        workers, *((pair, data.draw(st.integers(1, 9))) for pair in data.draw(st.lists(pairs, min_size=1)))
-    )
+    drawn = data.draw(st.lists(st.tuples(pairs, st.integers(1, 9)), min_size=1))
+    uneven = one_round(workers, *drawn)
     assert model.time(uneven) <= simulated(model, uneven) * (1 + 1e-9), "a bound where workers differ"
 
 
@@ -119,7 +111,6 @@ def test_shared_links_by_hand():
     up = one_round(4, ((0, 2), 8), ((1, 3), 8))
     assert seconds(costs.fat_tree(4, 2, 1, LINK), up) == 2 * 3 + 4
     assert seconds(costs.fat_tree(4, 2, 4, LINK), up) == 2 * 3 + 16, "16 bytes on what now carries 1 byte a second"
-    assert costs.fat_tree(4, 2, 4, LINK).parts(up).tolist() == [6, 16]
     assert costs.fat_tree(4, 2, 4, LINK).parts(up, [1, 3]).tolist() == [[6, 16], [6, 48]], "three times the bytes"
     machine = costs.multi_node(2, costs.full_bisection(2, Link(1, 100)), LINK)
     assert seconds(machine, up) == 3 + 8, "one card for 16 bytes"
@@ -129,9 +120,7 @@ def test_shared_links_by_hand():
 def test_dgx1_is_wired_as_it_is():
     topology = costs.dgx1()
     links = [name.removeprefix("NVLink ").split("→") for name in topology.links if name.startswith("NVLink")]
-    assert len(links) == 2 * 16
-    assert all(sum(int(a) == gpu for a, _ in links) == 4 for gpu in range(8)), "four NVLinks a GPU"
-    assert topology.route(0, 3) == ["NVLink 0→3"]
+    assert [sum(int(a) == gpu for a, _ in links) for gpu in range(8)] == [4] * 8, "four NVLinks a GPU"
     assert topology.route(6, 2) == ["NVLink 6→2"]
     assert [name.split()[0] for name in topology.route(0, 5)] == ["PCIe", "PCIe", "host", "QPI", "PCIe", "PCIe"]
     without = costs.dgx1(nvlink=False)
@@ -168,15 +157,6 @@ def test_dgx1_obeys_its_wires():
     assert [four.parts(found)[1] * costs.INFINIBAND.bandwidth for found in both] == pytest.approx([2**21, 2**20])
 
 
-def test_avoid_qpi():
-    """Without NVLink who sends less from one peer domain to the other is faster than a ring."""
-    found = {name: collectives.schedule(name, 8, (2**22,)) for name in ("ring", "torus", "rabenseifner")}
-    taken = {name: seconds(costs.dgx1(nvlink=False), schedule) for name, schedule in found.items()}
-    assert taken["torus"] < 0.7 * taken["ring"] < taken["rabenseifner"]
-    crossing = collectives.schedule("ring", 8, (2**22,), groups=[[0, 4, 1, 5, 2, 6, 3, 7]])
-    assert seconds(costs.dgx1(nvlink=False), crossing) > 1.5 * taken["ring"], "eight crossings instead of two"
-
-
 MAKERS = [
     lambda: costs.full_bisection(8),
     lambda: costs.ring(8),
@@ -192,26 +172,24 @@ MAKERS = [
 def test_laws_of_every_topology(make, algorithm):
     topology = make()
     found, double = (schedule(algorithm, 8, (8 * 123 * times,)) for times in (1, 2))
-    for sender in range(8):
-        for receiver in range(8):
-            route = topology.route(sender, receiver)
-            assert set(route) <= topology.links.keys()
-            assert route or sender == receiver
+    for sender, receiver in itertools.product(range(8), repeat=2):
+        route = topology.route(sender, receiver)
+        assert set(route) <= topology.links.keys()
+        assert route or sender == receiver
     _, bandwidth = topology.parts(found)
     assert bandwidth <= topology.parts(double)[1] * (1 + 1e-9)
     fastest = max(link.bandwidth for link in topology.links.values())
     assert bandwidth >= found.sent().max(1).sum() / (4 * fastest) * (1 - 1e-9), "at most four cables a worker"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(POSITIVE, POSITIVE, st.integers(2, 9), st.integers(0, 99))
 def test_a_fit_finds_the_constants_again(latency, per_byte, count, seed):
     sizes = 2.0 ** np.arange(count) * 8
     noise = 1 + 0.01 * np.random.default_rng(seed).uniform(-1, 1, count)
     exact = costs.fit_hockney(sizes, latency + per_byte * sizes)
-    assert (exact.latency, exact.per_byte) == pytest.approx(
-        (latency, per_byte), rel=1e-6, abs=1e-9 * (latency + per_byte)
-    )
+    near = pytest.approx((latency, per_byte), rel=1e-6, abs=1e-9 * (latency + per_byte))
+    assert (exact.latency, exact.per_byte) == near
     fit = costs.fit_hockney(sizes, (latency + per_byte * sizes) * noise)
     np.testing.assert_allclose(fit.latency + fit.per_byte * sizes, latency + per_byte * sizes, rtol=0.05)
 

@@ -83,6 +83,8 @@ def test_an_exercise_of_the_course(exercise):
     assert exercise.question.strip() and exercise.hints and all(exercise.hints) and exercise.right
     assert re.search(rf"\b{exercise.answer}\b", exercise.code)
     answer = reference(exercise)
+    if "exercises.tried(" in settings().get(exercise.id, ("", ""))[1]:  # so its cell hands it in
+        answer = sys.modules[exercise.wrong.__module__].tried(answer)
     right, line = exercise.judge(answer)
     assert right, line
     assert exercise.judge(...) == (False, "no answer yet")

@@ -207,12 +207,11 @@ def revolve(length: int, slots: int) -> Plan:
 
     Beside the one that keeps what its gradient needs, they are r · length - β(slots + 1, r - 1) runs forward, with
     β(s, r) = (s + r)! / (s! r!) and the r for which β(slots, r - 1) < length ≤ β(slots, r).
-    Raises ValueError where r, as deep as the plan nests, is more than `DEEPEST`, and names the least slots that serve.
+    Raises ValueError where r, as deep as the plan nests, is more than `DEEPEST`.
     """
     length, slots = checks.whole("length", length), checks.whole("slots", slots)
     if math.comb(slots + DEEPEST, DEEPEST) < length:
-        least = next(s for s in itertools.count(slots) if math.comb(s + DEEPEST, DEEPEST) >= length)
-        raise ValueError(f"{slots} slots repeat a layer of {length} more than {DEEPEST} times: take at least {least}.")
+        raise ValueError(f"{slots} slots repeat a layer of {length} more than {DEEPEST} times: take more slots.")
 
     def first(n: int, s: int) -> int:
         """The fewest that may be forgotten: the rest must be done with s - 1 slots and at most r repeats of a layer."""
@@ -410,38 +409,32 @@ def _profile(layer: LayerFunction, tree: Any, workspace: bool, *shapes: jax.Shap
 SIDES = {"qkv": (64, 192), "out": (64, 64), "up": (64, 256), "down": (256, 64)}  # of the weights of a block
 
 
-def transformer_block(p: Mapping[str, Array], x: Array, heads: int = 4) -> Array:
-    """Attention and an MLP on (sequences, tokens, 64) numbers; the results of five products have names."""
+def transformer_block(p: Mapping[str, Array], x: Array) -> Array:
+    """Four heads of attention and an MLP on (sequences, tokens, 64) numbers; five products' results have names."""
 
     def norm(x: Array) -> Array:
         return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
 
     qkv = checkpoint_name(norm(x) @ p["qkv"], "qkv")
-    q, k, v = qkv.reshape(*x.shape[:2], 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    q, k, v = qkv.reshape(*x.shape[:2], 3, 4, -1).transpose(2, 0, 3, 1, 4)
     scores = checkpoint_name(q @ k.swapaxes(-1, -2), "scores")
     average = checkpoint_name(jax.nn.softmax(scores / math.sqrt(q.shape[-1])) @ v, "average")
     x = x + checkpoint_name(average.swapaxes(1, 2).reshape(x.shape) @ p["out"], "attention")
     return x + jax.nn.gelu(checkpoint_name(norm(x) @ p["up"], "hidden")) @ p["down"]
 
 
-def kept_and_again(policy: Callable[..., bool], tokens: int, blocks: int = 6) -> tuple[float, float]:
-    """Megabytes that blocks save under a policy for eight sequences, and % of a forward pass that runs again."""
-    kept, work, forward = _of_block(policy, tokens)
-    least = _of_block(jax.checkpoint_policies.everything_saveable, tokens)[1]
-    return blocks * kept / 1e6, 100 * (work - least) / forward
-
-
-@functools.lru_cache(maxsize=64)
-def _of_block(policy: Callable[..., bool], tokens: int) -> tuple[float, float, float]:
-    """Bytes saved, and operations of the gradient and of the forward pass."""
+def kept_and_again(policy: Callable[..., bool], tokens: int) -> tuple[float, float]:
+    """Megabytes that six blocks save under a policy for eight sequences, and % of a forward pass that runs again."""
     p = {name: jax.ShapeDtypeStruct(side, jnp.float32) for name, side in SIDES.items()}
-    x, block = jax.ShapeDtypeStruct((8, tokens, 64), jnp.float32), jax.checkpoint(transformer_block, policy=policy)
+    args = p, jax.ShapeDtypeStruct((8, tokens, 64), jnp.float32)
 
-    def loss(p: Any, x: Array) -> Array:
-        return (block(p, x) ** 2).mean()
+    def loss(policy: Callable[..., bool]) -> Callable[..., Array]:
+        block = jax.checkpoint(transformer_block, policy=policy)
+        return lambda p, x: (block(p, x) ** 2).mean()
 
-    work = program.flops(jax.value_and_grad(loss), p, x)
-    return program.kept_bytes(loss, p, x), work, program.flops(transformer_block, p, x)
+    most, least = (program.flops(jax.value_and_grad(loss(some)), *args) for some in (policy, lambda *_, **__: True))
+    again = 100 * (most - least) / program.flops(transformer_block, *args)
+    return 6 * program.kept_bytes(loss(policy), *args) / 1e6, again
 
 
 def _one_array(number: int, out: Any) -> Any:

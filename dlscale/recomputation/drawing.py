@@ -1,6 +1,7 @@
 """Figures and explorers of 07_recomputation and its further notebook: a line in the notebook calls each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -8,6 +9,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
+from dlscale.page.curves import curves
 from dlscale.recomputation import Chain, Plan, Step, optimal_plan
 
 STORED, FORWARD, AGAIN, BACKWARD = "#C9D6E2", figures.BLUE, figures.ORANGE, figures.RED
@@ -19,27 +21,14 @@ def memory(
 ) -> None:
     """Explore megabytes against the batch size: weights, activations, and what the compiler needs (green)."""
     nets, batches, depths = (list(dict.fromkeys(column)) for column in zip(*measured, strict=True))
-    sizes = 2.0 ** np.arange(10)
+    sizes = [2**i for i in range(10)]
+    styles = {"activations": (figures.ORANGE, "-"), "weights and their gradients": (figures.BLUE, "-")}
+    styles["dots: compiled program, in all"] = (figures.GREEN, "o")
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        colors = {"weights and their gradients": figures.BLUE, "activations": figures.ORANGE}
-        lines = [ax.plot([], [], color=color)[0] for color in colors.values()]
-        labels = [ax.text(560, 1, name, color=color, va="center") for name, color in colors.items()]
-        (dots,) = ax.plot([], [], "o", color=figures.GREEN)
-        ax.text(0.02, 0.93, "dots: compiled program, in all", color=figures.GREEN, transform=ax.transAxes)
-        ax.set(xscale="log", yscale="log", xlim=(0.9, 9000), ylim=(0.003, 400), ylabel="memory (MB)")
-        ax.set(xlabel="batch size", xticks=sizes[::2], xticklabels=[f"{size:.0f}" for size in sizes[::2]])
-        ax.minorticks_off()
-
-        def update(net: str, depth: int) -> None:
-            W, D = np.array([stored(net, batch, depth) for batch in sizes]).T / 1e6
-            for line, label, values in zip(lines, labels, (2 * W, D), strict=True):
-                line.set_data(sizes, values)
-                label.set_y(values[-1])
-            dots.set_data(batches, [measured[net, batch, depth] / 1e6 for batch in batches])
-
-        return update
+    def compute(net: str, depth: int) -> dict[str, Any]:
+        W, D = np.array([stored(net, batch, depth) for batch in sizes]).T / 1e6
+        dots = [measured[net, batch, depth] / 1e6 for batch in batches]
+        return dict(zip(styles, ((sizes, D), (sizes, 2 * W), (batches, dots)), strict=True))
 
     def caption(net: str, depth: int) -> str:
         W, D = np.array(stored(net, 256, depth)) / 1e6
@@ -48,8 +37,10 @@ def memory(
             f"{D:.3g} MB. The compiled program needs {measured[net, 256, depth] / 1e6:.3g} MB in all."
         )
 
+    axis = {"xscale": "log", "yscale": "log", "xlim": (0.9, 600), "ylim": (0.003, 1000), "xticks": sizes[::2]}
+    axis |= {"xlabel": "batch size", "ylabel": "memory (MB)"}
     depth = widgets.slider("depth", depths, depths[-1])
-    widgets.explore(make, alt=caption, net=widgets.menu("network", nets, nets[-1]), depth=depth)
+    curves(styles, compute, caption, axis, net=widgets.menu("network", nets, nets[-1]), depth=depth)
 
 
 def _painted(steps: Sequence[Step], length: int, until: int) -> np.ndarray:
@@ -65,16 +56,9 @@ def _painted(steps: Sequence[Step], length: int, until: int) -> np.ndarray:
     return image
 
 
-def _again(steps: Sequence[Step]) -> int:
-    return sum(s.operation != "backward" for s in steps) - len({s.layer for s in steps})
-
-
 def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
     """Explore plans step by step: what happens to each activation, and how many arrays are in memory."""
     steps, length = {name: plan.steps(chain) for name, plan in plans.items()}, len(chain.layers)
-
-    def until(plan: str, step: int) -> int:
-        return (step - 1) % len(steps[plan]) + 1  # after its last step a plan begins again
 
     def make(fig: Figure) -> widgets.Update:
         top, below = (figures.axes(part) for part in fig.subfigures(2, 1, height_ratios=[3, 2]))
@@ -89,21 +73,21 @@ def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
         below.set(xlabel="step", ylabel="arrays in memory", ylim=(0, length + 4))
 
         def update(plan: str, step: int) -> None:
-            end, count = until(plan, step), len(steps[plan])
-            image.set(data=_painted(steps[plan], length, end), extent=(0.5, count + 0.5, -0.5, length + 0.5))
-            arrays = [s.bytes for s in steps[plan][:end]]
-            line.set_data(range(1, end + 1), arrays)
+            count, arrays = len(steps[plan]), [s.bytes for s in steps[plan][:step]]
+            image.set(data=_painted(steps[plan], length, step), extent=(0.5, count + 0.5, -0.5, length + 0.5))
+            line.set_data(range(1, len(arrays) + 1), arrays)
             peak.set_data([0.5, count + 0.5], [max(arrays)] * 2)
             below.set_xlim(0.5, count + 0.5)
 
         return update
 
     def caption(plan: str, step: int) -> str:
-        done = steps[plan][: until(plan, step)]
+        done = steps[plan][:step]
         way = "backward" if done[-1].operation == "backward" else "forward"
+        again = sum(s.operation != "backward" for s in done) - len({s.layer for s in done})
         return (
             f"{plan}, step {len(done)} of {len(steps[plan])}: layer {done[-1].layer} {way}. {done[-1].bytes:g} arrays "
-            f"in memory, at most {max(s.bytes for s in done):g} so far; {_again(done)} layers computed again."
+            f"in memory, at most {max(s.bytes for s in done):g} so far; {again} layers computed again."
         )
 
     longest, start = max(map(len, steps.values())), len(steps[first])
@@ -113,24 +97,14 @@ def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
 
 def groups(peaks: Mapping[int, Numbers]) -> None:
     """Explore the memory of groups of k layers: the two parts of n / k + k, and the peak of the plan (green)."""
+    styles = {"n / k + k": (figures.BLACK, "-"), "n / k snapshots": (figures.SKY, "-")}
+    styles |= {"k layers in a group": (figures.ORANGE, "-"), "the plan's peak": (figures.GREEN, ".")}
+    styles["your k"] = (figures.RED, "o")
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        colors = {"snapshots n / k": figures.SKY, "group k": figures.ORANGE, "n / k + k": figures.BLACK}
-        lines = [ax.plot([], [], color=color)[0] for color in colors.values()]
-        (real,), (here,) = ax.plot([], [], ".", color=figures.GREEN), ax.plot([], [], "o", color=figures.RED)
-        for row, (name, color) in enumerate([*colors.items(), ("dots: the plan's peak", figures.GREEN)]):
-            ax.text(0.7, 0.92 - 0.09 * row, name, color=color, transform=ax.transAxes)
-        ax.set(xlim=(0, 31), ylim=(0, 60), xlabel="k, layers in a group", ylabel="arrays in memory")
-
-        def update(n: int, k: int) -> None:
-            ks = np.arange(1, 31)
-            for line, values in zip(lines, (n / ks, ks, n / ks + ks), strict=True):
-                line.set_data(ks, values)
-            real.set_data(ks[: len(peaks[n])], peaks[n][:30])
-            here.set_data([k], [n / k + k])
-
-        return update
+    def compute(n: int, k: int) -> dict[str, Any]:
+        ks = np.arange(1, 31)
+        parts = (ks, n / ks + ks), (ks, n / ks), (ks, ks), (ks[: len(peaks[n])], peaks[n][:30]), ([k], [n / k + k])
+        return dict(zip(styles, parts, strict=True))
 
     def caption(n: int, k: int) -> str:
         peak = f"the plan needs {peaks[n][k - 1]:g} at its peak" if k <= len(peaks[n]) else "too long for this chain"
@@ -138,8 +112,9 @@ def groups(peaks: Mapping[int, Numbers]) -> None:
             f"{n} layers in groups of {k}: n / k + k = {n / k + k:.3g} arrays; {peak}. The lowest is {min(peaks[n]):g}."
         )
 
+    axis = {"xlim": (0, 31), "ylim": (0, 60), "xlabel": "k, layers in a group", "ylabel": "arrays in memory"}
     n, k = widgets.slider("layers n", [*peaks], 100), widgets.slider("group k", [*range(1, 31)], 10)
-    widgets.explore(make, alt=caption, n=n, k=k)
+    curves(styles, compute, caption, axis, (0.98, 0.97), n=n, k=k)
 
 
 def budget(chain: Chain, again: Mapping[str, Mapping[int, float]]) -> None:
@@ -181,12 +156,13 @@ def rows(
 
     def make(fig: Figure) -> widgets.Update:
         panels = figures.axes(fig, 2, sharey=True)
-        drawn = [ax.barh(range(len(names)), [0] * len(names)) for ax in panels]
-        for i, (ax, patches, color) in enumerate(zip(panels, drawn, (figures.ORANGE, figures.BLUE), strict=True)):
+        colors = figures.ORANGE, figures.BLUE
+        drawn = [
+            ax.barh(range(len(names)), [0] * len(names), color=color) for ax, color in zip(panels, colors, strict=True)
+        ]
+        for i, ax in enumerate(panels):
             ax.set(xlabel=quantities[i], xlim=(0, 1.05 * max(max(pair[i]) for pair in bars.values())))
             ax.grid(visible=False, axis="y")
-            for patch in patches:
-                patch.set_color(color)
         panels[0].set_yticks(range(len(names)), names, fontsize=9)
         panels[0].invert_yaxis()
 

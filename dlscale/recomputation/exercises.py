@@ -71,15 +71,7 @@ def _remembering(number: int) -> tuple[np.ndarray, int, float, int, float, int]:
 
 def _forget(answer: Any) -> str | None:
     for number in (2, 3):
-        try:
-            told = answer(number)
-        except (TypeError, AttributeError):  # of the function itself, which takes no number
-            told = None
-        if not isinstance(told, tuple | list):
-            told = tried(answer)(number)  # the function itself was handed in
-        if told is ...:
-            raise TypeError("it returns nothing yet")
-        found, still, operations, taken, theirs = told
+        found, still, operations, taken, theirs = answer(number)
         expected, kept, least, everything, forward, size = _remembering(number)
         if theirs:
             return "That is what jax.checkpoint does, and it does it for you. Write it with jax.custom_vjp."
@@ -139,12 +131,12 @@ def without_barrier(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def _best_k(answer: Any) -> str | None:
     for n in (4, 10, 30, 50, 100, 144, 1000):
-        k = answer(n)
-        if wrong := compare(f"k for {n} layers", k, float(np.clip(round(float(k)), 1, n)), 1e-9):
-            return f"{wrong} It must be a whole number from 1 to {n}."
+        k = float(answer(n))  # not in the 32 bits of jax.numpy
+        if k not in range(1, n + 1):
+            return f"k for {n} layers is {k:g}. It must be a whole number from 1 to {n}."
         least = min(n / j + j for j in range(1, n + 1))
         if not math.isclose(n / k + k, least):
-            return f"For {n} layers, your k = {k} costs {n / k + k:.4g} arrays, and another k costs {least:.4g}."
+            return f"For {n} layers, your k = {k:g} costs {n / k + k:.4g} arrays, and another k costs {least:.4g}."
     return None
 
 
