@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,10 +54,8 @@ def parse(line: bytes) -> tuple[int | str | None, np.ndarray]:
     except (ValueError, TypeError, RecursionError):
         raise Refused('a request must be a line of JSON, {"id": 1, "sound": "…"}') from None
     identity, sound = content.get("id"), content.get("sound")
-    whole = isinstance(identity, int) and not isinstance(identity, bool) and abs(identity) < 2**53
-    short = isinstance(identity, str) and len(identity) <= 64 and identity.isprintable()
-    if not (identity is None or whole or short):
-        raise Refused('"id" must be a whole number below 2^53, or a text of at most 64 signs')
+    if not isinstance(identity, int | str | None) or len(str(identity)) > 64:
+        raise Refused('"id" must be a whole number or a text, of at most 64 signs')
     try:
         samples = base64.b64decode(sound, validate=True)
     except (TypeError, ValueError):
@@ -77,12 +75,9 @@ def request(identity: int, sound: np.ndarray) -> bytes:
 # The server
 
 
-def compiled(params: Any, most: int) -> tuple[Callable[[list[np.ndarray]], list[dict[str, Any]]], dict[int, float]]:
-    """What hears a batch of sounds, with programs for 1, 4, 16, … and `most`; and the processor seconds of each.
-
-    The work has one thread, so that on a quiet machine these are the seconds that a batch takes.
-    """
-    run, sizes, seconds = jax.jit(sequence.recognise), [1], {}
+def compiled(params: Any, most: int) -> Callable[[list[np.ndarray]], list[dict[str, Any]]]:
+    """What hears a batch of sounds, with programs for 1, 4, 16, … and `most`, compiled beforehand."""
+    run, sizes = jax.jit(sequence.recognise), [1]
     while sizes[-1] < most:
         sizes.append(min(most, 4 * sizes[-1]))
 
@@ -91,18 +86,13 @@ def compiled(params: Any, most: int) -> tuple[Callable[[list[np.ndarray]], list[
         batch, frames = np.zeros((size, sequence.LONGEST), np.int16), np.ones(size, np.int32)
         for i, sound in enumerate(sounds):
             batch[i, : len(sound)], frames[i] = sound, sequence.length_in_frames(len(sound))
-        paths = np.asarray(run(params, batch, frames))
-        heard = [sequence.spelled(sequence.collapse(path[:n])) for path, n in zip(paths, frames, strict=True)]
-        return [{"heard": text, "batch": len(sounds)} for text in heard[: len(sounds)]]
+        paths = np.asarray(run(params, batch, frames))[: len(sounds)]
+        heard = [sequence.collapse(path[:n]) for path, n in zip(paths, frames, strict=False)]
+        return [{"heard": sequence.spelled(labels), "batch": len(sounds)} for labels in heard]
 
     for size in sizes:
-        times = []
-        for _ in range(6):  # the first compiles
-            start = time.process_time()
-            work([np.ones(sequence.LONGEST, np.int16)] * size)
-            times.append(time.process_time() - start)
-        seconds[size] = min(times)
-    return work, seconds
+        work([np.ones(sequence.LONGEST, np.int16)] * size)
+    return work
 
 
 async def converse(batcher: Batcher, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,21 +130,21 @@ async def converse(batcher: Batcher, reader: asyncio.StreamReader, writer: async
 async def host(params: Any, rules: Sequence[Rule], port: int) -> None:
     """Serve on a port for each rule until SIGINT or SIGTERM, then answer those who wait.
 
-    Prints a line of JSON: the ports, the system's choice for 0, and the processor seconds of a batch of each size.
+    Prints the ports, the system's choice for 0, as a line of JSON.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt there
             loop.add_signal_handler(number, stop.set)
     with ThreadPoolExecutor(1) as thread:
-        work, seconds = await loop.run_in_executor(thread, compiled, params, max(rule.max_batch for rule in rules))
+        work = await loop.run_in_executor(thread, compiled, params, max(rule.max_batch for rule in rules))
         batchers = [Batcher(work, rule, thread) for rule in rules]
         runs = [asyncio.create_task(batcher.run()) for batcher in batchers]
-        answering, sockets = [functools.partial(converse, batcher) for batcher in batchers], []
-        for i, talk in enumerate(answering):
-            sockets.append(await asyncio.start_server(talk, HOST, port and port + i, limit=MAX_LINE))
-        ports = [socket.sockets[0].getsockname()[1] for socket in sockets]
-        print(json.dumps({"ports": ports, "seconds": seconds}), flush=True)
+        sockets = [
+            await asyncio.start_server(functools.partial(converse, batcher), HOST, port and port + i, limit=MAX_LINE)
+            for i, batcher in enumerate(batchers)
+        ]
+        print(json.dumps([socket.sockets[0].getsockname()[1] for socket in sockets]), flush=True)
         await stop.wait()
         for socket, batcher in zip(sockets, batchers, strict=True):
             socket.close()
@@ -166,61 +156,51 @@ async def host(params: Any, rules: Sequence[Rule], port: int) -> None:
 # The load
 
 
-async def send(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray, connections: int = 8) -> tuple:
+async def send(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple:
     """Send the sounds when they are due, whether or not there were answers. Raises OSError if an answer is missing.
 
     Returns the seconds from when each was due to its answer, NaN of those that were refused, and the answers.
     """
     lines = [request(i, sound) for i, sound in enumerate(sounds)]
     ends, answers = np.full(len(lines), np.nan), [{} for _ in lines]
-    start = time.perf_counter() + 0.02
+    reader, writer = await asyncio.open_connection(HOST, port, limit=MAX_LINE)
+    start = time.perf_counter()
 
-    async def one(first: int) -> None:
-        reader, writer = await asyncio.open_connection(HOST, port, limit=MAX_LINE)
-        mine = range(first, len(lines), connections)
+    async def receive() -> None:
+        for _ in lines:
+            if not (line := await reader.readline()):
+                raise ConnectionError("the server left without an answer")
+            answer = json.loads(line)
+            ends[answer["id"]], answers[answer["id"]] = time.perf_counter() - start, answer
 
-        async def receive() -> None:
-            for _ in mine:
-                answer = json.loads(await reader.readline() or "null")
-                if answer is None:
-                    raise ConnectionError("the server left without an answer")
-                ends[answer["id"]], answers[answer["id"]] = time.perf_counter() - start, answer
-
-        receiving = asyncio.create_task(receive())
-        for i in mine:
-            if (wait := arrivals[i] - (time.perf_counter() - start)) > 0:
-                await asyncio.sleep(wait)
-            writer.write(lines[i])
-            await writer.drain()
-        await receiving
-        writer.close()
-
-    await asyncio.gather(*(one(first) for first in range(min(connections, len(lines)))))
+    receiving = asyncio.create_task(receive())
+    for line, due in zip(lines, arrivals, strict=True):
+        await asyncio.sleep(max(0, due - (time.perf_counter() - start)))
+        writer.write(line)
+        await writer.drain()
+    await receiving
+    writer.close()
     return np.where(["heard" in answer for answer in answers], ends - arrivals, np.nan), answers
 
 
-class Running(NamedTuple):
-    """A server in a process of its own: a port for each rule, and the processor seconds of a batch of each size."""
-
-    ports: list[int]
-    seconds: dict[int, float]
-
-    def load(self, place: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple:
-        """`send` to the port of a rule, in a thread: a notebook has an event loop of its own."""
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(lambda: asyncio.run(send(self.ports[place], sounds, arrivals))).result()
+def load(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple:
+    """`send` in a thread: a notebook has an event loop of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(send(port, sounds, arrivals))).result()
 
 
 @contextlib.contextmanager
-def running(model: Path, rules: Sequence[Rule]) -> Iterator[Running]:
-    """A server for these rules while the block lasts; all have the room of the first. Raises ValueError if it fails."""
-    command = [*PYTHON, "-m", __name__ if __name__ != "__main__" else __spec__.name]
+def running(model: Path, rules: Sequence[Rule]) -> Iterator[list[int]]:
+    """A server in a process of its own while the block lasts: a port for each rule, all with the room of the first.
+
+    Raises ValueError if it does not start.
+    """
+    command = [*PYTHON, "-m", __name__]
     command += ["--model", str(Path(model).absolute()), "--room", str(rules[0].room)]
     command += ["--max-batch", *(str(rule.max_batch) for rule in rules)]
     child = Child([*command, "--max-wait-ms", *(f"{1e3 * rule.max_wait:g}" for rule in rules)])
     try:
-        told = json.loads(child.receive())
-        yield Running(told["ports"], {int(size): s for size, s in told["seconds"].items()})
+        yield json.loads(child.receive())
     except ChildEnded:
         child.guard.join()
         raise ValueError(f"The server did not start: {child.ending()}") from None
@@ -228,20 +208,15 @@ def running(model: Path, rules: Sequence[Rule]) -> Iterator[Running]:
         child.close()
 
 
-def options() -> argparse.ArgumentParser:
-    """What `serve` can be told."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say and return an exit status."""
     parser = argparse.ArgumentParser("python -m dlscale serve", description=ABOUT, epilog=DETAILS)
     parser.add_argument("--model", type=Path, required=True, help="a file of `sequence.save`")
     parser.add_argument("--max-batch", type=int, nargs="+", default=[16], help="requests of a batch, at most (16)")
     parser.add_argument("--max-wait-ms", type=float, nargs="+", default=[0.0], help="of a request: one, or each (0)")
     parser.add_argument("--room", type=int, default=ROOM, help="requests that may wait; more are refused (%(default)s)")
     parser.add_argument("--port", type=int, default=0, help="the first port; 0: the system chooses (%(default)s)")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say and return an exit status."""
-    chosen = options().parse_args(arguments)
+    chosen = parser.parse_args(arguments)
     try:
         checks.whole("--port", chosen.port, low=0, high=65_000)
         sizes = [checks.whole("--max-batch", batch, high=MAX_BATCH) for batch in chosen.max_batch]

@@ -81,7 +81,7 @@ def lattice(alpha: np.ndarray, beta: np.ndarray, gamma: np.ndarray, names: Seque
             ax.set_yticks(range(len(names)), names)
         left.set(xlabel="frame", ylabel="state", title="γ: bright is probable")
         left.grid(False)
-        right.set(xlim=(0, 1.05), xlabel="share of the frame", ylim=(len(names) - 0.4, -0.6))
+        right.set(xlim=(0, 1.05), xlabel="share at this frame", ylim=(len(names) - 0.4, -0.6))
 
         def update(frame: int) -> list[Artist]:
             now.set_xdata([frame, frame])
@@ -93,8 +93,8 @@ def lattice(alpha: np.ndarray, beta: np.ndarray, gamma: np.ndarray, names: Seque
 
     def caption(frame: int) -> str:
         place = {name: int(table[frame - 1].argmax()) for name, table in shares.items()}
-        said = (f"{name.partition(':')[0]} {state} ({names[state]})" for name, state in place.items())
-        return f"Frame {frame}. The most probable state, given what comes … {', '.join(said)}."
+        said = (f"{name[-1]} says {state} ({names[state]})" for name, state in place.items())
+        return f"Frame {frame}, most probable state: {', '.join(said)}."
 
     widgets.explore(make, alt=caption, frame=widgets.player("frame", range(1, len(gamma) + 1), 9))
 

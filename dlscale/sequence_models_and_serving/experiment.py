@@ -24,9 +24,8 @@ from scipy import signal
 from dlscale.course import records
 from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import checks, processes, train
-from dlscale.sequence_models_and_serving import command, sequence
+from dlscale.sequence_models_and_serving import sequence
 from dlscale.sequence_models_and_serving.sequence import HERTZ, LONGEST, MOST_SYMBOLS, SYMBOLS
-from dlscale.sequence_models_and_serving.serving import Rule, poisson
 
 # Sounds
 
@@ -56,10 +55,9 @@ def say(string: str, voice: Speaker, rng: np.random.Generator) -> np.ndarray:
     Raises ValueError for no or too many symbols, and for one that nobody can say.
     """
     checks.whole("The number of symbols", len(string), high=MOST_SYMBOLS)
-    for symbol in string:
-        checks.known("symbol", symbol, SYMBOLS)
     parts = []
     for symbol in string:
+        checks.known("symbol", symbol, SYMBOLS)
         count = int(HERTZ * voice.pace * rng.uniform(0.075, 0.145))
         noise = rng.normal(size=count)
         if symbol == "s":
@@ -81,13 +79,6 @@ def _resonance(sound: np.ndarray, hertz: float, width: float) -> np.ndarray:
     return signal.lfilter([1 - radius], [1, -2 * radius * np.cos(angle), radius**2], sound)
 
 
-def recorded(sound: np.ndarray, decibels: float, rng: np.random.Generator) -> np.ndarray:
-    """What a microphone makes of it, as 16-bit samples: noise, so many decibels below the sound, and a level."""
-    noise = rng.normal(size=len(sound)) * np.std(sound) * 10 ** (-decibels / 20)
-    mixed = sound + noise
-    return np.round(mixed / np.abs(mixed).max() * rng.uniform(3e3, 3e4)).astype(np.int16)
-
-
 class Utterances(NamedTuple):
     """Sounds (count, LONGEST) of 16 bits or what `spectrogram` makes of them, and what was said."""
 
@@ -98,13 +89,14 @@ class Utterances(NamedTuple):
 
 
 def utterances(strings: Sequence[str], voices: Sequence[Speaker], decibels: Sequence[float], seed: int) -> Utterances:
-    """Strings as sound, each by its voice and with its noise."""
+    """Strings as a microphone hears them, each by its voice, with noise so many decibels below it, at any level."""
     rng = np.random.default_rng([seed, 2])
     sounds = np.zeros((len(strings), LONGEST), np.int16)
     labels, frames = np.zeros((len(strings), MOST_SYMBOLS), np.int32), np.zeros(len(strings), np.int32)
     for i, (string, voice, noise) in enumerate(zip(strings, voices, decibels, strict=True)):
-        sound = recorded(say(string, voice, rng), noise, rng)
-        sounds[i, : len(sound)] = sound
+        sound = say(string, voice, rng)
+        sound = sound + rng.normal(size=len(sound)) * np.std(sound) * 10 ** (-noise / 20)
+        sounds[i, : len(sound)] = np.round(sound / np.abs(sound).max() * rng.uniform(3e3, 3e4))
         frames[i] = sequence.length_in_frames(len(sound))
         labels[i, : len(string)] = [1 + SYMBOLS.index(symbol) for symbol in string]
     return Utterances(sounds, frames, labels, np.array([len(string) for string in strings], np.int32))
@@ -122,7 +114,6 @@ def strings(count: int, seed: int, without: Sequence[str] = ()) -> list[str]:
 
 TRAINING_VOICES, VALIDATION_VOICES, TEST_VOICES = range(200), range(1000, 1012), range(2000, 2012)
 QUIET, LOUD = 5.0, 20.0  # decibels from noise to sound
-TEST_COUNT = 360  # utterances, 30 of each voice
 
 _spectrogram = jax.jit(sequence.spectrogram)
 
@@ -135,24 +126,17 @@ def heard(made: Utterances, piece: int = 25) -> Utterances:
 
 
 @functools.cache
-def training_strings(count: int) -> list[str]:
-    """What is said in the first so many utterances to learn from."""
-    return strings(count, 0)
-
-
-@functools.cache
 def lessons(count: int = 2000) -> Utterances:
     """Utterances to learn from: strings, voices and noise drawn at random."""
     rng = np.random.default_rng(5)
     voices = [speaker(int(seed)) for seed in rng.choice(TRAINING_VOICES, count)]
-    return heard(utterances(training_strings(count), voices, rng.uniform(QUIET, LOUD, count), 0))
+    return heard(utterances(strings(count, 0), voices, rng.uniform(QUIET, LOUD, count), 0))
 
 
-@functools.cache
-def exam(judged_on: str, decibels: float | None = None, count: int = TEST_COUNT) -> Utterances:
-    """Strings that no lesson has, by voices that no lesson has, in turn; noise as in the lessons, or as given."""
-    voices = {"validation": VALIDATION_VOICES, "test": TEST_VOICES}[judged_on]
-    new = strings(count, voices[0], training_strings(2000))
+@functools.lru_cache(2)
+def exam(voices: Sequence[int], decibels: float | None = None, count: int = 360) -> Utterances:
+    """Strings that no lesson has, by these voices, in turn; noise as in the lessons, or as given."""
+    new = strings(count, voices[0], strings(2000, 0))
     noise = np.random.default_rng(voices[0]).uniform(QUIET, LOUD, count) if decibels is None else [decibels] * count
     return heard(utterances(new, [speaker(voices[i % len(voices)]) for i in range(count)], noise, voices[0]))
 
@@ -173,6 +157,7 @@ def rates(rate: float, steps: int = STEPS) -> np.ndarray:
     return np.float32(rate * np.minimum(1, (count + 1) / WARM_UP) * down)
 
 
+@functools.cache
 def stepping(net: Callable[..., Array]) -> Callable[..., Any]:
     """What takes one step of Adam on a net's mean CTC loss for each symbol; its record is that loss."""
 
@@ -190,12 +175,8 @@ def stepping(net: Callable[..., Array]) -> Callable[..., Any]:
     return step
 
 
-step = stepping(sequence.hear)
-
-
-def ready(params: Any) -> tuple[Any, Any]:
-    """Parameters and the optimizer's memory before the first step: all of it is 0."""
-    return params, jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), jax.eval_shape(OPTIMIZER.init, params))
+hear = jax.jit(sequence.hear)
+step = stepping(hear)
 
 
 def order(count: int, seed: int, steps: int = STEPS) -> np.ndarray:
@@ -205,14 +186,7 @@ def order(count: int, seed: int, steps: int = STEPS) -> np.ndarray:
     return np.concatenate(whole)[: steps * BATCH].reshape(steps, BATCH)
 
 
-def learn(count: int, hidden: int, rate: float, seed: int, steps: int = STEPS, **options: Any) -> train.Driven:
-    """Train on the first `count` lessons; `options` are those of `train.run`."""
-    inputs = order(count, seed, steps), rates(rate, steps)
-    return train.run(step, ready(sequence.init(seed, hidden)), inputs, lessons(), **options)
-
-
 PIECE = 60  # utterances that are heard at once: one program for an exam and for a single sound
-hear = jax.jit(sequence.hear)
 
 
 def logits(params: Any, made: Utterances, net: Callable[..., Array] = hear) -> np.ndarray:
@@ -236,11 +210,25 @@ COUNTS, RATES = (125, 500, 2000), (0.003, 0.01, 0.03, 0.1, 0.3)
 TUNING_SEEDS, TEST_SEEDS = range(100, 102), range(10, 16)
 
 
-def trial(count: int, hidden: int, rate: float, seed: int, judged_on: str, steps: int = STEPS) -> dict[str, float]:
-    """The percentage of wrong symbols after training, 100 at most, and the loss of step 10."""
-    driven = learn(count, hidden, rate, seed, steps, progress=False)
-    found = wrong(driven.state[0], exam(judged_on)).sum(0)
+def tested(net: Callable[..., Array], params: Any, rows: np.ndarray, rate: float, made: Utterances) -> dict[str, float]:
+    """Train a net; the percentage of symbols that it then gets wrong, 100 at most, and the loss of step 10."""
+    inputs = rows, rates(rate, len(rows))
+    driven = train.run(stepping(net), (params, OPTIMIZER.init(params)), inputs, lessons(), progress=False)
+    found = wrong(driven.state[0], made, net).sum(0)
     return {"error": min(100.0, 100 * found[0] / found[1]), "early": driven.records[9]}
+
+
+def trial(count: int, hidden: int, rate: float, seed: int, judged_on: str, steps: int = STEPS) -> dict[str, float]:
+    """A recurrent net after so many of the lessons."""
+    made = exam({"validation": VALIDATION_VOICES, "test": TEST_VOICES}[judged_on])
+    return tested(hear, sequence.init(seed, hidden), order(count, seed, steps), rate, made)
+
+
+def tuned(run: RunTrials, arm: dict[str, int]) -> dict[str, float]:
+    """The arm with the rate that is best on other voices, strings and seeds than it is then judged on."""
+    tuning = [arm | {"rate": r, "seed": s, "judged_on": "validation"} for r in RATES for s in TUNING_SEEDS]
+    found = np.array([m["error"] for m in run(tuning)]).reshape(len(RATES), -1).mean(1)
+    return arm | {"rate": RATES[int(found.argmin())]}
 
 
 SMALL = {"count": 2000, "hidden": 16}
@@ -248,12 +236,10 @@ ARMS = [SMALL | {"steps": STEPS}, SMALL | {"steps": 2 * STEPS}, *({"count": coun
 
 
 def plan(run: RunTrials) -> None:
-    """Each arm's rate is chosen on other voices, strings and seeds than it is then judged on."""
+    """Each arm at its own rate."""
     for arm in ARMS:
-        tuning = [arm | {"rate": r, "seed": s, "judged_on": "validation"} for r in RATES for s in TUNING_SEEDS]
-        found = np.array([m["error"] for m in run(tuning)]).reshape(len(RATES), -1).mean(1)
-        best = RATES[int(found.argmin())]
-        run([arm | {"rate": best, "seed": s, "judged_on": "test"} for s in TEST_SEEDS])
+        best = tuned(run, arm)
+        run([best | {"seed": s, "judged_on": "test"} for s in TEST_SEEDS])
 
 
 SCALE = Experiment(
@@ -285,27 +271,12 @@ def window_hear(params: Any, sounds: Array, frames: Array) -> Array:
     return seen @ params[-1]["w"] + params[-1]["b"]
 
 
-window_step = stepping(window_hear)
-
-
-@functools.lru_cache(2)
-def fresh(first: int, count: int = 600) -> Utterances:
-    """As `exam`, by sixty voices from the `first` on that stand in neither of the two: ten strings each."""
-    new, noise = strings(count, first, training_strings(2000)), np.random.default_rng(first)
-    voices = [speaker(first + i % 60) for i in range(count)]
-    return heard(utterances(new, voices, noise.uniform(QUIET, LOUD, count), first))
-
-
 def confirmed_trial(count: int, hidden: int, rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """As `trial`, tested by sixty voices of the seed's own. No `hidden` units: the window of `REACH` frames."""
-    made = fresh(OWN_VOICES + 60 * seed) if judged_on == "test" else exam(judged_on)
-    if hidden:
-        driven, net = learn(count, hidden, rate, seed, progress=False), hear
-    else:
-        inputs, net = (order(count, seed), rates(rate)), window_hear
-        driven = train.run(window_step, ready(window_init(seed)), inputs, lessons(), progress=False)
-    found = wrong(driven.state[0], made, net).sum(0)
-    return {"error": min(100.0, 100 * found[0] / found[1]), "early": driven.records[9]}
+    first = OWN_VOICES + 60 * seed
+    made = exam(range(first, first + 60), count=600) if judged_on == "test" else exam(VALIDATION_VOICES)
+    net, params = (hear, sequence.init(seed, hidden)) if hidden else (window_hear, window_init(seed))
+    return tested(net, params, order(count, seed), rate, made)
 
 
 def confirmed_plan(run: RunTrials) -> None:
@@ -313,10 +284,7 @@ def confirmed_plan(run: RunTrials) -> None:
     arms = [{"count": 2000, "hidden": 64}, {"count": 500, "hidden": 64}, {"count": 2000, "hidden": 16}]
     first = records.read("sequence_models_and_serving-scale")
     arms = [arm | {"rate": first.options("rate", judged_on="test", **arm)[0]} for arm in arms]
-    window = {"count": 2000, "hidden": 0}
-    tuning = [window | {"rate": r, "seed": s, "judged_on": "validation"} for r in RATES for s in TUNING_SEEDS]
-    found = np.array([m["error"] for m in run(tuning)]).reshape(len(RATES), -1).mean(1)
-    arms.append(window | {"rate": RATES[int(found.argmin())]})
+    arms.append(tuned(run, {"count": 2000, "hidden": 0}))
     run([arm | {"seed": seed, "judged_on": "test"} for seed in range(11_400, 11_412) for arm in arms])
 
 
@@ -391,14 +359,3 @@ CLOCK = Experiment(
     "Steps that wait, a loop that need not, and one product, with 1, 2 and 4 threads; near and far weights",
     clock_trial, clock_plan, dict.fromkeys(("chain", "loop", "product", "far", "near"), 100.0),
 )  # fmt: skip
-
-# What a real server serves under a load that lasts
-
-UNITS, RULES = 512, (Rule(1), Rule(16))
-
-
-def throughput(server: command.Running, place: int, seed: int, count: int = 100) -> float:
-    """Answers a second to so many requests, which come faster than even full batches can be served."""
-    arrivals = poisson(1.2 * 16 / server.seconds[16], count, seed)
-    seconds, _ = server.load(place, [np.ones(LONGEST, np.int16)] * count, arrivals)
-    return count / (arrivals + seconds).max()

@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from tokenize import TokenError
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,15 +34,11 @@ def extended(labels: Array) -> Array:
     return jnp.zeros((len(labels), 2 * labels.shape[1] + 1), labels.dtype).at[:, 1::2].set(labels)
 
 
-class Lattice(NamedTuple):
-    """What all paths together say: -log p of the labels; the probability of each state at each frame, given them."""
-
-    loss: Array  # (batch,); infinite where no path fits
-    states: Array  # (batch, frames, states)
-
-
-def forward_backward(logits: Array, frames: Array, labels: Array, counts: Array) -> Lattice:
+def forward_backward(logits: Array, frames: Array, labels: Array, counts: Array) -> tuple[Array, Array]:
     """Sum over all paths of logits (batch, frames, classes), in one scan over time for the whole batch.
+
+    Returns (batch,) -log p of the labels, infinite where no path fits, and (batch, frames, states) the probability of
+    each state at each frame, given them.
 
     The way back is the way forward through the mirrored example, so both go side by side. Sums are in logarithms, and
     begin anew at each frame, which keeps the digits that sums over hundreds of frames would lose.
@@ -57,7 +52,7 @@ def forward_backward(logits: Array, frames: Array, labels: Array, counts: Array)
     back = _mirrored(back.swapaxes(1, 2), 2 * counts + 1).swapaxes(1, 2)
     emitted = jnp.take_along_axis(log_p, extended(labels)[:, None], axis=2)  # counted on both ways
     total = totals[:batch]
-    return Lattice(jnp.where(total <= NEVER / 2, jnp.inf, -total), jax.nn.softmax(here + back - emitted))
+    return jnp.where(total <= NEVER / 2, jnp.inf, -total), jax.nn.softmax(here + back - emitted)
 
 
 def _mirrored(x: Array, lengths: Array) -> Array:
@@ -97,24 +92,18 @@ def _forward(log_p: Array, frames: Array, labels: Array, counts: Array) -> tuple
 
 @jax.custom_vjp
 def ctc_loss(logits: Array, frames: Array, labels: Array, counts: Array) -> Array:
-    """(batch,) -log p(labels | logits (batch, frames, classes)). The gradient is softmax minus `class_shares`.
+    """(batch,) -log p(labels | logits (batch, frames, classes)). The gradient is softmax minus each class's share.
 
     Infinite, with gradient 0, where no path fits: too few frames, since a blank must stand between equal labels. NaN,
     with its gradient, where a logit is.
     """
-    return forward_backward(logits, frames, labels, counts).loss
-
-
-def class_shares(states: Array, labels: Array, classes: int) -> Array:
-    """(batch, frames, classes) the probability of each class at each frame, given the labels: states that share one."""
-    if states.shape[2] != extended(labels).shape[1]:
-        raise ValueError(f"Labels {labels.shape} do not make {states.shape[2]} states, which are 2 × longest + 1.")
-    return jnp.einsum("bts,bsk->btk", states, jax.nn.one_hot(extended(labels), classes, dtype=states.dtype))
+    return forward_backward(logits, frames, labels, counts)[0]
 
 
 def _ctc_forward(logits: Array, frames: Array, labels: Array, counts: Array) -> tuple[Array, Array]:
     loss, states = forward_backward(logits, frames, labels, counts)
-    gradient = jax.nn.softmax(logits) - class_shares(states, labels, logits.shape[2])
+    states_of = jax.nn.one_hot(extended(labels), logits.shape[2], dtype=states.dtype)
+    gradient = jax.nn.softmax(logits) - jnp.einsum("bts,bsk->btk", states, states_of)
     counted = (jnp.arange(logits.shape[1]) < frames[:, None]) & ~jnp.isposinf(loss)[:, None]
     return loss, jnp.where(counted[:, :, None], gradient, 0)
 
@@ -242,8 +231,7 @@ def load(path: Path) -> Params:
     width = stored.get("recurrent.w", np.zeros(0)).shape[-1:] or (0,)
     params = init(0, max(1, width[0] // 3))
     wanted = {f"{layer}.{name}": a.shape for layer, own in params.items() for name, a in own.items()}
-    if wanted != (found := {name: a.shape for name, a in stored.items()}):
-        raise ValueError(f"{path.name} is of another net: it holds {found}, not {wanted}.")
-    if any(a.dtype != np.float32 or not np.isfinite(a).all() for a in stored.values()):
-        raise ValueError(f"{path.name} must hold finite float32 numbers.")
+    finite = all(a.dtype == np.float32 and np.isfinite(a).all() for a in stored.values())
+    if not finite or wanted != {name: a.shape for name, a in stored.items()}:
+        raise ValueError(f"{path.name} is of another net: it must hold finite float32 numbers of shapes {wanted}.")
     return {layer: {name: jnp.asarray(stored[f"{layer}.{name}"]) for name in own} for layer, own in params.items()}

@@ -62,31 +62,32 @@ def simulate(arrivals: np.ndarray, seconds: Callable[[int], float], rule: Rule) 
     arrivals = np.asarray(arrivals, float)
     if (np.diff(arrivals) < 0).any() or not np.isfinite(arrivals).all():
         raise ValueError("arrivals must be times in order.")
-    starts, ends, batches = [*np.full((2, len(arrivals)), np.nan).tolist(), []]
-    times, waiting, coming, free = arrivals.tolist(), collections.deque(), 0, 0.0
+    starts, ends = np.full((2, len(arrivals)), np.nan).tolist()
+    times, waiting, batches, coming, free = arrivals.tolist(), collections.deque(), [], 0, 0.0
 
-    def admit(until: float, most: float = np.inf) -> None:
-        """Let those in who come until then, as long as fewer than `most` wait."""
+    def comes(until: float) -> bool:
+        """Does the next request come until then? If so, it waits, or is refused."""
         nonlocal coming
-        while coming < len(times) and times[coming] <= until and len(waiting) < most:
-            if len(waiting) < rule.room:
-                waiting.append(coming)
-            coming += 1
+        if coming == len(times) or times[coming] > until:
+            return False
+        if len(waiting) < rule.room:
+            waiting.append(coming)
+        coming += 1
+        return True
 
     while waiting or coming < len(times):
-        if not waiting:
-            admit(max(times[coming], free), 1)
-        limit = max(free, times[waiting[0]] + rule.max_wait)
-        admit(free)
-        admit(limit, rule.max_batch)
-        full = len(waiting) >= rule.max_batch
-        now = max(free, times[waiting[rule.max_batch - 1]]) if full else limit
+        now = max(free, times[waiting[0] if waiting else coming])
+        while comes(now):
+            pass
+        limit = max(now, times[waiting[0]] + rule.max_wait)
+        while len(waiting) < rule.max_batch and comes(limit):
+            now = times[coming - 1]
+        now = now if len(waiting) >= rule.max_batch else limit
         batch = [waiting.popleft() for _ in range(min(rule.max_batch, len(waiting)))]
         free = now + seconds(len(batch))
         batches.append(len(batch))
         for number in batch:
             starts[number], ends[number] = now, free
-        admit(free)
     return Served(arrivals, np.array(starts), np.array(ends), np.array(batches))
 
 
@@ -105,7 +106,6 @@ class Batcher:
         self.work, self.rule, self.thread = work, rule.checked(), thread
         self.waiting: collections.deque[tuple[float, Any, asyncio.Future]] = collections.deque()
         self.changed, self.closing = asyncio.Event(), False
-        self.batches: list[int] = []
 
     async def ask(self, item: Any) -> Any:
         """Raises Busy if there is no room, and what `work` raises."""
@@ -142,7 +142,6 @@ class Batcher:
             while len(self.waiting) < self.rule.max_batch and not self.closing and (left := end - loop.time()) > 0:
                 await self._more(left)
             batch = [self.waiting.popleft() for _ in range(min(self.rule.max_batch, len(self.waiting)))]
-            self.batches.append(len(batch))
             items, answers = [item for _, item, _ in batch], [answer for *_, answer in batch]
             try:
                 results = await loop.run_in_executor(self.thread, self.work, items)
