@@ -75,11 +75,12 @@ CALLS = {
     "gradient_compression.largest": (lambda x: compression.largest(x, 2), (5,)),
     "gradient_compression.compressed_all_reduce": (
         together(lambda x: compression.compressed_all_reduce(x, compression.dense(), "workers")), (2, 4)),
-    "gradient_compression.sparse_all_reduce": (
-        together(lambda x: compression.sparse_all_reduce(compression.largest(x, 2), x.size, "workers")[0]), (2, 4)),
+    **{f"gradient_compression.{name}": (
+        together(lambda x, f=f: f(compression.largest(x, 2), x.size, "workers")[0]), (2, 4))
+        for name, f in vars(compression).items() if name in ("sum_by_doubling", "sum_by_split")},
     **{f"gradient_compression.{name}": (there_and_back(made), (4, 3)) for name, made in {
         "dense": compression.dense(), "one_bit": compression.one_bit(),
-        "quantised": compression.quantised(4, shrink=True), "terngrad": compression.terngrad(),
+        "quantised": compression.quantised(4, shrink=True),
         "top_k": compression.top_k(0.5), "low_rank": compression.low_rank(2),
         "error_feedback": compression.error_feedback(compression.dense()),
         "joined": compression.joined(compression.dense()), "clipped": compression.clipped(compression.dense(), 9.0),
@@ -124,8 +125,6 @@ CALLS = {
     "sequence_models_and_serving.sequence.ctc_loss": (lambda x: sequence.ctc_loss(*ctc(x)), (2, 5, 4)),
     "sequence_models_and_serving.sequence.ctc_loss, its gradient": (
         lambda x: jax.grad(lambda x: sequence.ctc_loss(x, *ctc(x)[1:]).sum())(x), (2, 5, 4)),
-    "sequence_models_and_serving.sequence.class_shares": (
-        lambda x: sequence.class_shares(x, jnp.ones((len(x), 2), int), 4), (2, 3, 5)),
     "sequence_models_and_serving.sequence.spectrogram": (sequence.spectrogram, (2, sequence.LONGEST)),
     "sequence_models_and_serving.serving.simulate": (
         lambda x: serving.simulate(np.sort(x), lambda count: 1.0, RULE).ends, (4,)),
@@ -195,7 +194,7 @@ def nan_is_told(name: str, place: float, seed: int = 0) -> bool:
         return True
 
 
-WORKERS = ("collectives.", "parallel_training.", "gradient_compression.compressed")
+WORKERS = ("collectives.", "parallel_training.", "gradient_compression.compressed", "gradient_compression.sum")
 
 
 def unclear(name: str) -> list[str]:

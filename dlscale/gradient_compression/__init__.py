@@ -153,7 +153,8 @@ def quantised(levels: int, clip: float | None = None, rounding: str = "stochasti
     The scale is the largest magnitude. `clip`: first cut off at so many standard deviations. `rounding`: "stochastic",
     to the next level above with the probability that makes it right on average (QSGD: Alistarh et al. 2017), or
     "nearest". `shrink`: divided by 1 + ω, where ω is the variance of this over the squared length: then what a message
-    leaves is on average shorter than what came, ω / (1 + ω) of its square. TernGrad (Wen et al. 2017) is `terngrad`.
+    leaves is on average shorter than what came, ω / (1 + ω) of its square. TernGrad (Wen et al. 2017) has one level,
+    and clips at 2.5.
     """
     bits = (2 * checks.whole("levels", levels, high=2**15 - 1)).bit_length()  # for 2 · levels + 1 codes
     checks.known("rounding", rounding, ("stochastic", "nearest"))
@@ -177,19 +178,7 @@ def quantised(levels: int, clip: float | None = None, rounding: str = "stochasti
     return by_array(encode, decode, random=True)
 
 
-def terngrad(clip: float | None = 2.5) -> Compressor:
-    """−1, 0 or 1 times the largest magnitude of an array, after clipping, right on average (Wen et al. 2017)."""
-    return quantised(1, clip)
-
-
 # Few entries
-
-
-def _running(mask: Array) -> Array:
-    """How many are true up to each entry: sums in rows by a matrix product, several times as fast as `cumsum`."""
-    rows = jnp.pad(mask, (0, -mask.size % 128)).reshape(-1, 128).astype(jnp.float32)
-    within = (rows @ jnp.triu(jnp.ones((128, 128)))).astype(jnp.int32)
-    return (within + (jnp.cumsum(within[:, -1]) - within[:, -1])[:, None]).ravel()[: mask.size]
 
 
 def where_largest(x: Array, k: Array | int) -> Array:
@@ -207,7 +196,7 @@ def where_largest(x: Array, k: Array | int) -> Array:
 
     last, _ = lax.fori_loop(0, 31, halve, (jnp.int32(0), NOWHERE))
     above, equal = order > last, order == last
-    return above | (equal & (_running(equal) <= k - above.sum()))  # of equal ones the first
+    return above | (equal & (jnp.cumsum(equal) <= k - above.sum()))  # of equal ones the first
 
 
 def largest(x: Array, k: int) -> Sparse:
@@ -219,7 +208,7 @@ def largest(x: Array, k: int) -> Sparse:
 
 def _listed(x: Array, chosen: Array, length: int) -> Sparse:
     """The chosen entries of x as a list of this length."""
-    places = jnp.searchsorted(_running(chosen), jnp.arange(1, length + 1)).astype(jnp.int32)
+    places = jnp.searchsorted(jnp.cumsum(chosen), jnp.arange(1, length + 1)).astype(jnp.int32)
     there = places < x.size
     return Sparse(jnp.where(there, places, NOWHERE), jnp.where(there, x[places], 0))
 
@@ -304,17 +293,6 @@ def low_rank(rank: int, axis_name: str | None = None) -> Compressor:
         return structure.unflatten([a.reshape(b.shape).astype(b.dtype) for a, b in zip(whole, leaves, strict=True)])
 
     return Compressor(init, encode, decode)
-
-
-@functools.cache
-def factors() -> Compressor:
-    """A dense layer's gradient as what it is a product of, activations (examples, in) and errors (examples, out).
-
-    `encode` takes the pair; `decode` gives the product. Nothing is lost.
-    """
-    return Compressor(
-        lambda gradient, seed=0: (), lambda state, pair: (pair, state), lambda message, like: message[0].T @ message[1]
-    )
 
 
 # Wrappers
@@ -404,14 +382,6 @@ def clipped(compressor: Compressor, limit: float) -> Compressor:
 # Sums over workers
 
 
-def gathered_mean(compressor: Compressor, state: Any, gradient: Tree, axis_name: str) -> tuple[Tree, Any]:
-    """The mean of what all workers' messages say, by an all-gather of the messages; and this worker's next state."""
-    message, state = compressor.encode(state, gradient)
-    messages = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
-    decoded = jax.vmap(lambda one: compressor.decode(one, gradient))(messages)
-    return jax.tree.map(lambda a: a.mean(0), decoded), state
-
-
 def compressed_all_reduce(x: Array, compressor: Compressor, axis_name: str, seed: Array | int = 0) -> Array:
     """The sum of all workers' flat x, each part compressed on its way to one worker, and its sum on the way back.
 
@@ -446,38 +416,16 @@ def merged(a: Sparse, b: Sparse, length: int) -> Sparse:
     return Sparse(indices[:length], values[:length])
 
 
-SPARSE = ("gather", "doubling", "split")
+def sum_by_doubling(own: Sparse, size: int, axis_name: str, switch: bool = True) -> tuple[Array, Array]:
+    """The sum of all workers' lists, as a flat array of this size, and the bytes this worker sent in each round.
 
-
-def sparse_all_reduce(
-    own: Sparse, size: int, axis_name: str, algorithm: str = "doubling", switch: bool = True,
-    compressor: Compressor | None = None, seed: Array | int = 0,
-) -> tuple[Array, Array]:  # fmt: skip
-    """The sum of all workers' lists, as a flat array of this size, and the bytes this worker really sent in each step.
-
-    Renggli et al. 2018 (SparCML). "gather": everybody gets all lists. "doubling": two workers exchange what they have,
-    in each round with a partner twice as far away; lists grow, and with `switch` they become an array as soon as they
-    may be longer than it. "split": each worker sums a part of the indices, and then sends all others its sum, with
-    `switch` as an array if the list may be longer. With a `compressor`, "split" sends its sums as this one's messages,
-    with random numbers of `seed`. Raises ValueError for "doubling" unless there are 2ⁿ workers, and for a compressor
-    elsewhere.
+    Renggli et al. 2018 (SparCML). Two workers exchange what they have, in each round with a partner twice as far away.
+    Lists grow; with `switch` they become an array as soon as they may be longer than it. Raises ValueError unless there
+    are 2ⁿ workers.
     """
-    workers = lax.axis_size(axis_name)
-    checks.known("algorithm", algorithm, SPARSE)
-    if compressor is not None and algorithm != "split":
-        raise ValueError(f'Only the sums of "split" can be compressed, not those of {algorithm!r}.')
-    if algorithm == "gather":
-        lists = jax.tree.map(lambda a: collectives.all_gather(a, axis_name).ravel(), own)
-        return scattered(lists, size), _travels(own)[None] * (workers - 1)
-    if algorithm == "doubling":
-        return _doubling(own, size, axis_name, switch)
-    return _split(own, size, axis_name, switch, compressor, seed)
-
-
-def _doubling(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Array, Array]:
     workers, sent = lax.axis_size(axis_name), []
     if workers & (workers - 1):
-        raise ValueError(f'"doubling" needs a power of two of workers, not {workers}: use "split".')
+        raise ValueError(f"Doubling needs a power of two of workers, not {workers}: use `sum_by_split`.")
     part: Sparse | Array = own
     for d in (2**i for i in range(workers.bit_length() - 1)):
         if switch and isinstance(part, Sparse) and ENTRY * part.values.size >= 4 * size:
@@ -488,9 +436,14 @@ def _doubling(own: Sparse, size: int, axis_name: str, switch: bool) -> tuple[Arr
     return (scattered(part, size) if isinstance(part, Sparse) else part), jnp.asarray(sent, jnp.int32)
 
 
-def _split(
-    own: Sparse, size: int, axis_name: str, switch: bool, compressor: Compressor | None, seed: Array | int
+def sum_by_split(
+    own: Sparse, size: int, axis_name: str, compressor: Compressor | None = None, seed: Array | int = 0
 ) -> tuple[Array, Array]:
+    """The same sum: each worker sums a block of the indices, and then sends all others its sum (SparCML, too).
+
+    The sum travels as a list, or as an array if the list may be longer; with a `compressor` as this one's message, with
+    random numbers of `seed`. The bytes are those of both steps.
+    """
     workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
     part = -(-size // workers)  # worker i sums the entries from i · part on
     length = min(own.values.size, part)
@@ -503,16 +456,15 @@ def _split(
     lists = jax.vmap(for_worker)(jnp.arange(workers))
     sent = _travels(lists) - _travels(jax.tree.map(lambda a: a[mine], lists))
     received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name).ravel(), lists)
-    total = scattered(received, part)
-    if compressor is not None:
+    total, longest = scattered(received, part), min(workers * length, part)
+    if compressor is None and ENTRY * longest < 4 * part:
+        some = jnp.zeros(part, bool).at[received.indices].set(True, mode="drop")
+        message, decode = _listed(total, some, longest), lambda one: scattered(one, part)
+        size_of_sum = _travels(message)
+    else:
+        compressor = compressor or dense()
         own_seed = jax.random.bits(jax.random.fold_in(jax.random.key(seed), mine))
         message, _ = compressor.encode(compressor.init(total, own_seed), total)
-        everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
-        arrays = jax.vmap(lambda one: compressor.decode(one, total))(everybody)
-        return arrays.ravel()[:size], jnp.stack([sent, jnp.int32(nbytes(message) * (workers - 1))])
-    longest = min(workers * length, part)
-    some = jnp.zeros(part, bool).at[received.indices].set(True, mode="drop")
-    back = total if switch and ENTRY * longest >= 4 * part else _listed(total, some, longest)
-    everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), back)
-    arrays = jax.vmap(lambda one: scattered(one, part))(everybody) if isinstance(back, Sparse) else everybody
-    return arrays.ravel()[:size], jnp.stack([sent, _travels(back) * (workers - 1)])
+        decode, size_of_sum = lambda one: compressor.decode(one, total), jnp.int32(nbytes(message))
+    everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
+    return jax.vmap(decode)(everybody).ravel()[:size], jnp.stack([sent, size_of_sum * (workers - 1)])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from dlscale.lab import intervals
@@ -79,27 +78,21 @@ def messages(errors: Mapping[tuple[str, bool], np.ndarray], reference: str) -> N
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
-        t = np.arange(1, count + 1)
-        colors = {"without memory": figures.GREY, "with memory": figures.BLUE}
-        colors |= {f"{reference},\nwithout memory": figures.ORANGE}
-        lines = [ax.loglog(t, errors[reference, False], color=color)[0] for color in colors.values()]
-        lines[2].set(linestyle=":")
-        texts = [ax.text(1.06 * count, 1, name, color=color, va="center") for name, color in colors.items()]
-        ax.axhline(1, color=figures.BLACK, linewidth=1, linestyle=":")
-        ax.text(10, 1.3, "as if nothing had been sent")
-        ax.set(xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)")
-        ax.set(xlim=(1, count), ylim=(1e-4, 10))
 
-        def update(method: str) -> list[Artist]:
-            for line, memory in zip(lines, (False, True), strict=False):
-                line.set_ydata(errors[method, memory])
-            ends = {i: line.get_ydata()[-1] for i, line in enumerate(lines) if i < 2 or method != reference}
-            place = 0.0
-            for i in sorted(ends, key=ends.get):
-                place = max(ends[i], (5 if i == 2 else 2) * place)
-                texts[i].set_y(place)
-            texts[2].set_visible(2 in ends)
-            return [*lines, *texts]
+        def update(method: str) -> None:
+            ax.clear()
+            shown = {"without memory": errors[method, False], "with memory": errors[method, True]}
+            shown |= {f"{reference},\nwithout memory": errors[reference, False]} if method != reference else {}
+            pairs = zip(shown.items(), (figures.GREY, figures.BLUE, figures.ORANGE), strict=False)
+            lines = {name: ax.plot(range(1, count + 1), np.log10(e), color=color)[0] for (name, e), color in pairs}
+            figures.names(ax, lines, gap=0.4)
+            ax.axhline(0, color=figures.BLACK, linewidth=1, linestyle=":")
+            ax.text(10, 0.1, "as if nothing had been sent")
+            ax.set(
+                xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)"
+            )
+            ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1))
+            ax.set_yticks(range(-4, 2), [f"$10^{{{power}}}$" for power in range(-4, 2)])
 
         return update
 
@@ -117,7 +110,9 @@ def memories(lengths: Mapping[str, np.ndarray]) -> None:
     """How long the memory is after each message, in lengths of the gradient, by method."""
     figure, ax = figures.new(height=3.0)
     lines = {}
-    for (name, length), color in zip(lengths.items(), (figures.ORANGE, figures.GREEN, figures.BLUE), strict=True):
+    for (name, length), color in zip(
+        lengths.items(), (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PINK), strict=True
+    ):
         (lines[name],) = ax.plot(np.arange(1, len(length) + 1), length, color=color)
     figures.names(ax, lines, gap=0.08 * max(length.max() for length in lengths.values()))
     ax.set(xlabel="messages about the same gradient", ylabel="length of the memory\n(length of the gradient = 1)")
@@ -138,7 +133,7 @@ def staircase(paths: Mapping[str, np.ndarray]) -> None:
     for name, path in paths.items():
         (lines[name],) = ax.plot(path, color=colors[name], linestyle=":" if "corrected" in name else "-")
     lines["SGD"].set(linewidth=5, alpha=0.25)
-    ax.legend(lines.values(), lines.keys(), loc="upper right", bbox_to_anchor=(1, 0.9), frameon=False)
+    figures.names(ax, lines, gap=0.09)
     ax.set(xlabel="step", ylabel="quiet weight (its best value is 0)", xlim=(0, len(path) - 1), ylim=(-0.15, 1.08))
     said = "; ".join(f"{name} {path[-1]:.2f}" for name, path in paths.items())
     figures.show(figure, f"The quiet weight after {len(path) - 1} steps: {said}. With memory it falls in stairs.")
@@ -151,21 +146,15 @@ def training(dense: np.ndarray, losses: Mapping[tuple[float, bool], np.ndarray])
     everything, curves = smooth(dense), {key: smooth(loss) for key, loss in losses.items()}
 
     def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        t = np.arange(len(everything)) + window
-        colors = {"everything": figures.BLACK, "without memory": figures.GREY, "with memory": figures.BLUE}
-        lines = [ax.plot(t, everything, color=color)[0] for color in colors.values()]
-        texts = [ax.text(t[-1] + 4, 0, name, color=color, va="center") for name, color in colors.items()]
-        ax.set(xlabel="step", ylabel=f"training loss, mean of {window} steps", xlim=(0, t[-1]), ylim=(1, 2.6))
+        ax, t = figures.axes(fig), np.arange(len(everything)) + window
 
-        def update(share: float) -> list[Artist]:
-            lines[1].set_ydata(curves[share, False])
-            lines[2].set_ydata(curves[share, True])
-            place = 0.0
-            for i in np.argsort([line.get_ydata()[-1] for line in lines]):
-                place = max(lines[i].get_ydata()[-1], place + 0.11)
-                texts[i].set_y(place)
-            return [*lines, *texts]
+        def update(share: float) -> None:
+            ax.clear()
+            shown = {"everything": everything}
+            shown |= {"without memory": curves[share, False], "with memory": curves[share, True]}
+            pairs = zip(shown.items(), (figures.BLACK, figures.GREY, figures.BLUE), strict=True)
+            figures.names(ax, {name: ax.plot(t, loss, color=color)[0] for (name, loss), color in pairs}, gap=0.11)
+            ax.set(xlabel="step", ylabel=f"training loss, mean of {window} steps", xlim=(0, t[-1]), ylim=(1, 2.6))
 
         return update
 
@@ -233,7 +222,7 @@ def fill(teams: Sequence[int], filled: Mapping[tuple[str, float], np.ndarray], e
             ax.text(2, 52, "from here on the list is longer than the array")
             figures.names(ax, lines, gap=7)
             ax.set_xscale("log", base=2)
-            ax.set_xticks(teams, [f"{workers}" for workers in teams])
+            ax.set_xticks(teams, teams)
             ax.set(xlabel="workers", ylabel="entries of the sum (%)", ylim=(0, 104))
 
         return update
@@ -259,21 +248,19 @@ def parts(lost: Mapping[str, np.ndarray], by_rate: Mapping[str, np.ndarray], rat
 
     def make(fig: Figure) -> widgets.Update:
         left, right = figures.axes(fig, 2, width_ratios=[1, 1.1])
+        for place, samples in enumerate(lost.values()):
+            mean, low, high = intervals.interval(samples)
+            left.plot([low, high], [place, place], color=figures.BLUE)
+            left.plot(mean, place, "o", color=figures.BLUE)
+        left.axvline(0, color=figures.BLACK, linewidth=1)
+        left.set_yticks(range(len(names)), names)
+        left.set(xlabel="points lost, 95 % interval", ylim=(len(names) - 0.4, -0.6))
 
         def update(method: str) -> None:
-            left.clear(), right.clear()
-            for place, name in enumerate(names):
-                mean, low, high = intervals.interval(lost[name])
-                color = figures.BLUE if name == method else figures.GREY
-                left.plot([low, high], [place, place], color=color)
-                left.plot(mean, place, "o", color=color)
-            left.axvline(0, color=figures.BLACK, linewidth=1)
-            left.set_yticks(range(len(names)), names)
-            left.set(xlabel="points lost, 95 % interval", ylim=(len(names) - 0.4, -0.6))
-            for name, color in (("dense, clipped", figures.BLACK), (method, figures.BLUE)):
+            right.clear()
+            for place, (name, color) in enumerate(((method, figures.BLUE), ("dense, clipped", figures.BLACK))):
                 figures.band(right, rates, by_rate[name].T, color, marker="o")
-            right.text(0.02, 0.1, "everything sent, clipped", transform=right.transAxes)
-            right.text(0.02, 0.02, method, color=figures.BLUE, transform=right.transAxes)
+                right.text(0.02, 0.02 + 0.08 * place, name, color=color, transform=right.transAxes)
             right.set_xscale("log", base=2)
             right.set_xticks(rates, [f"1/{1 / rate:.0f}" for rate in rates])
             right.set(xlabel="learning rate", ylabel="validation accuracy (%)", ylim=(0, 65))
@@ -303,7 +290,7 @@ def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]])
             ax.axhline(0, color=figures.BLACK, linewidth=1)
             ax.text(2, 0.06, "dense all-reduce")
             ax.set_xscale("log", base=2)
-            ax.set_xticks(teams, [f"{workers}" for workers in teams])
+            ax.set_xticks(teams, teams)
             ax.set_yticks(range(-3, 2), ["0.001", "0.01", "0.1", "1", "10"])
             ax.set(xlabel="workers", ylabel="bytes of the busiest worker\n(dense all-reduce = 1)", ylim=(-3, 1.6))
 

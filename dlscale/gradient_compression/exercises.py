@@ -15,9 +15,8 @@ def _bits_each(answer: Any) -> str | None:
         like = jax.ShapeDtypeStruct(shape, "float32")
         message = jax.eval_shape(lambda x: compression.one_bit().encode((), x)[0], like)
         wanted = 8 * compression.nbytes(message) / math.prod(shape)
-        if wrong := compare(
-            f"The bits for each number of a {shape[0]} × {shape[1]} matrix", answer(*shape), wanted, 1e-6
-        ):
+        what = f"The bits for each number of a {shape[0]} × {shape[1]} matrix"
+        if wrong := compare(what, answer(*shape), wanted, 1e-6):
             return wrong
     return None
 
@@ -26,7 +25,7 @@ bits_each = Exercise(
     id="gradient_compression-bits_each",
     answer="bits_each",
     question="Write `bits_each(rows, columns)`: all bits of a 1-bit message of such a matrix, divided by its numbers. "
-    "Bits travel in whole bytes; means are float32.",
+    "Signs travel in whole bytes; means are float32.",
     hints=(
         "What travels beside the signs? Look at the arrays of the message in section 1.",
         "The signs fill ⌈rows · columns / 8⌉ bytes. Each column has two means.",
@@ -58,7 +57,7 @@ def _feedback(answer: Any) -> str | None:
             if wrong := compare(f"in step {number + 1}, what is sent at these indices", values, wanted[indices], 1e-5):
                 return wrong
             wanted[best] = 0
-            if (wrong := compare(f"in step {number + 1}, what is kept", new, wanted, 1e-5)) is not None:
+            if wrong := compare(f"in step {number + 1}, what is kept", new, wanted, 1e-5):
                 return wrong
             memory = np.array(new, np.float32)
     return None
@@ -90,9 +89,8 @@ def feedback_step(memory, gradient, k):
 
 def _crossing(answer: Any) -> str | None:
     for size, k in ((10_000, 100), (10_000, 10), (4096, 400), (1_000_000, 50), (7498, 75), (1000, 150)):
-        if wrong := compare(
-            f"For {k} of {size:,} entries, the number of workers", answer(size, k), _crosses(size, k), 1e-9
-        ):
+        what = f"For {k} of {size:,} entries, the number of workers"
+        if wrong := compare(what, answer(size, k), _crosses(size, k), 1e-9):
             return wrong
     return None
 
@@ -128,5 +126,3 @@ def dense_from(size, k):
     wrong=_crossing,
     right="the last rounds cost most. Bare gradients agree about what is large; with a memory lists come near to this.",
 )
-
-__all__ = ["Exercise", "bits_each", "compression", "crossing", "feedback", "math"]
