@@ -1,4 +1,4 @@
-"""Training split among workers: by examples, by optimiser state, gradients and parameters, or within the layers.
+"""Training split among workers: by examples, by optimizer state, gradients and parameters, or within the layers.
 
 Each function says what one worker does and names the axis of workers, as in `dlscale.collectives`: it runs unchanged
 under `jax.vmap`, `jax.pmap`, `jax.shard_map` with `check_vma=False`, and in processes. An axis name of None means a
@@ -41,9 +41,9 @@ def copied(x: Array, axis_name: Axis) -> Array:
     return x
 
 
-def summed(x: Array, axis_name: Axis, algorithm: str = "ring") -> Array:
+def summed(x: Array, axis_name: Axis) -> Array:
     """The sum over the workers, without a gradient of its own."""
-    return x if axis_name is None else collectives.all_reduce(x, axis_name, algorithm)
+    return x if axis_name is None else collectives.all_reduce(x, axis_name)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -72,12 +72,10 @@ gathered.defvjp(
 # Examples split: data parallel
 
 
-def data_parallel(
-    loss: Callable[..., Array], params: Tree, *batch: Array, axis_name: str, algorithm: str = "ring"
-) -> tuple[Array, Tree]:
+def data_parallel(loss: Callable[..., Array], params: Tree, *batch: Array, axis_name: str) -> tuple[Array, Tree]:
     """`loss(params, *batch)` and its gradient, the mean over the workers' batches: one all-reduce of all numbers."""
     own, unravel = ravel_pytree(jax.value_and_grad(loss)(params, *batch))
-    return unravel(collectives.all_reduce(own, axis_name, algorithm) / lax.axis_size(axis_name))
+    return unravel(summed(own, axis_name) / lax.axis_size(axis_name))
 
 
 def shares(x: Array, workers: int) -> Array:
@@ -102,12 +100,16 @@ def unchunked(flat: Array, like: Tree) -> Tree:
     return unravel(flat[: zeros.size])
 
 
-def sharded_loss(
+def sharded(
     layers: Sequence[Layer], loss: Loss, shapes: Sequence[Params], stage: int, axis_name: str
-) -> Callable[[list[Array], Array, Array], Array]:
-    """The mean loss of a worker's own examples, of flat parameters: whole ones in stage 1, else its chunks.
+) -> Callable[[list[Array], Array, Array], tuple[Array, list[Array]]]:
+    """A function of a worker's chunk of each layer, its examples and labels: mean loss, and gradient of the chunks.
 
-    In stage 2 each layer's are gathered, and stay for the way back; in stage 3 they are forgotten and gathered again.
+    `shapes` are the layers' parameters, or their shapes. The optimizer's state belongs to the chunks (stage 1 of
+    Rajbhandari et al. 2020). Gradients are summed and scattered all at once, after the backward pass, in stage 1; layer
+    by layer, as soon as they are there, in stages 2 and 3. Parameters are gathered for the whole step in stages 1 and
+    2; in stage 3 those of one layer at a time, once in the forward pass and once more in the backward pass.
+    Raises ValueError for another stage.
     """
     checks.whole("stage", stage, low=1, high=3)
 
@@ -119,21 +121,6 @@ def sharded_loss(
             f = functools.partial(through, layer, like)
             x = (jax.checkpoint(f) if stage == 3 else f)(part, x)
         return loss(x, y)
-
-    return value
-
-
-def sharded(
-    layers: Sequence[Layer], loss: Loss, shapes: Sequence[Params], stage: int, axis_name: str
-) -> Callable[[list[Array], Array, Array], tuple[Array, list[Array]]]:
-    """A function of a worker's chunk of each layer, its examples and labels: mean loss, and gradient of the chunks.
-
-    `shapes` are the layers' parameters, or their shapes. The optimiser's state belongs to the chunks (stage 1 of
-    Rajbhandari et al. 2020). Gradients are made whole, then scattered, in stage 1; layer by layer, as soon as they are
-    there, in stages 2 and 3. Parameters are gathered for the whole step in stages 1 and 2; in stage 3 those of one
-    layer at a time, once for the way there and once more for the way back.
-    """
-    value = sharded_loss(layers, loss, shapes, stage, axis_name)
 
     def gradient(parts: list[Array], x: Array, y: Array) -> tuple[Array, list[Array]]:
         whole = [gathered(part, axis_name) for part in parts] if stage == 1 else parts

@@ -80,11 +80,7 @@ def load(path: Path, like: Params, about: Mapping[str, Any]) -> tuple[int, Param
     if different := [name for name in {**told, **about} if told.get(name) != about.get(name)]:
         pairs = ", ".join(f"{name} {told.get(name)!r}, not {about.get(name)!r}" for name in sorted(different))
         raise Unusable(f"{path.name} belongs to another training: {pairs}.")
-    names = [jax.tree_util.keystr(key) for key, _ in jax.tree_util.tree_leaves_with_path(like)]
-    leaves = jax.tree.leaves(like)
-    if {n: s.shape for n, s in stored.items()} != {n: a.shape for n, a in zip(names, leaves, strict=True)}:
-        raise Unusable(f"{path.name} is of another model: {', '.join(stored)}.")
-    return step, jax.tree.structure(like).unflatten([stored[name] for name in names])
+    return step, jax.tree_util.tree_map_with_path(lambda key, _: stored[jax.tree_util.keystr(key)], like)
 
 
 # Training
@@ -118,19 +114,8 @@ def training(count: int | None, what: dict[str, Any], timeout: float = 120) -> I
         what = what | {"checkpoint": str(folder)}
         with contextlib.suppress(FileNotFoundError):  # what cannot be used is told before anything is started
             load(folder / FILE, _start(what), _about(what))
-    met = False
-    try:
-        with contextlib.closing(peers(__name__, count, {"what": what}, timeout)) as messages:
-            for _, message in messages:
-                met = met or "joined" in message
-                if "done" not in message:
-                    yield message
-    except PeerLost as error:
-        if met:
-            raise
-        wanted = what["data"] * what["model"]
-        advice = "" if count else ": start each of them, with a DLSCALE_COORDINATOR that it can reach"
-        raise PeerLost(f"{error}, before all {wanted} had found each other{advice}.") from None
+    with contextlib.closing(peers(__name__, count, {"what": what}, timeout)) as messages:
+        yield from (message for _, message in messages if "done" not in message)
 
 
 def _start(what: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -1,50 +1,11 @@
 """Figures and explorers of 09_parallel_training and its further notebook: a line in the notebook calls each."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from matplotlib.artist import Artist
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
+from dlscale.page.curves import curves as curves
 from dlscale.parallel_training import pipeline
-
-Line = tuple[Sequence[float], Sequence[float]]
-
-
-def curves(
-    styles: Mapping[str, tuple[str, str]], compute: Callable[..., Mapping[str, Line]], caption: Callable[..., str],
-    axis: Mapping[str, Any], corner: tuple[float, float] = (0.02, 0.97), height: float = 3.2, **controls: Any,
-) -> None:  # fmt: skip
-    """Explore lines over one axis: `compute` gives x and y of each label, whose color and style `styles` names.
-
-    The labels stand below each other from `corner` on; ticks of `axis` are labelled with their own numbers.
-    """
-
-    def make(fig: Figure) -> widgets.Update:
-        ax, lines = figures.axes(fig), {}
-        for place, (label, (color, style)) in enumerate(styles.items()):
-            (lines[label],) = ax.plot([], [], style, color=color)
-            side = {"ha": "right" if corner[0] > 0.5 else "left", "va": "top", "transform": ax.transAxes}
-            ax.text(corner[0], corner[1] - 0.08 * place, label, color=color, **side)
-        ax.set(**{name: value for name, value in axis.items() if name[1:] != "ticks"})
-        for which in {"xticks", "yticks"} & axis.keys():
-            getattr(ax, f"set_{which}")(axis[which], [f"{value:,g}" for value in axis[which]])
-            ax.minorticks_off()
-
-        def update(**values: Any) -> list[Artist]:
-            found = compute(**values)
-            for label, line in lines.items():
-                line.set_data(*found[label])
-            return [*lines.values()]
-
-        return update
-
-    widgets.explore(make, alt=caption, height=height, **controls)
-
-
-# Pipelines
 
 KINDS = {"GPipe": ("gpipe", 1), "1F1B": ("1f1b", 1), "interleaved, 2 chunks": ("interleaved", 2)}
 KINDS |= {"interleaved, 4 chunks": ("interleaved", 4), "pipelined backpropagation": ("pipelined", 1)}
@@ -56,7 +17,7 @@ def pipe(kind: str, stages: int, times: int, backward: float) -> pipeline.Schedu
     return pipeline.pipeline_schedule(name, stages, stages * times, chunks, 1 / chunks, backward / chunks)
 
 
-def pipelines(start: str = "GPipe") -> None:
+def pipelines() -> None:
     """Explore who does what when in a pipeline."""
 
     def make(fig: Figure) -> widgets.Update:
@@ -95,7 +56,7 @@ def pipelines(start: str = "GPipe") -> None:
         )
 
     widgets.explore(
-        make, alt=caption, height=3.2, kind=widgets.menu("schedule", [*KINDS], start),
+        make, alt=caption, height=3.2, kind=widgets.menu("schedule", [*KINDS], "1F1B"),
         stages=widgets.slider("stages", [2, 3, 4, 6, 8], 4),
         times=widgets.slider("micro-batches per stage", [1, 2, 3, 4], 2),
         backward=widgets.slider("time of a backward pass", [1, 2, 3], 1),

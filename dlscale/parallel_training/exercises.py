@@ -71,19 +71,9 @@ def _sharded(answer: Any) -> str | None:
         rng = np.random.default_rng(seed)
         params, x, y = (rng.normal(size=s).astype(np.float32) for s in ((32,), (16, 4), (16,)))
         parts = (params.reshape(workers, -1), x.reshape(workers, -1, 4), y.reshape(workers, -1), 0.1)
-        try:
-            told = answer(*parts)
-        except TypeError as error:
-            if "missing" not in str(error):
-                raise
-            told = tried(answer)(*parts)  # the function itself was handed in
-            if told is ...:
-                raise TypeError("it returns nothing yet") from None
-        results, sent = told
-        wanted = params - 0.1 * np.asarray(jax.grad(loss)(params, x, y))
-        if wrong := compare(
-            f"The new parameters of {workers} workers, in chunks,", results, wanted.reshape(workers, -1), 1e-5
-        ):
+        results, sent = answer(*parts)
+        wanted = (params - 0.1 * np.asarray(jax.grad(loss)(params, x, y))).reshape(workers, -1)
+        if wrong := compare(f"The new parameters of {workers} workers, in chunks,", results, wanted, 1e-5):
             return wrong
         least = 2 * (workers - 1) * params.nbytes // workers
         if sent > least:
@@ -115,30 +105,22 @@ def sharded_step(loss, chunk, x, y, rate, axis_name):
 )
 
 
-def _ring_share(workers: int) -> float:
-    """Bytes that a worker sends in an all-reduce over those of the array."""
-    return 2 * (workers - 1) / workers
-
-
 def _parts(answer: Any) -> str | None:
     for workers, width, tokens, activation, gradient in (
         (16, 64, 256, 2, 4), (16, 64, 4096, 2, 4), (64, 1024, 2**20, 2, 2), (64, 4096, 16384, 2, 4),
         (8, 64, 8, 4, 4), (12, 48, 500, 2, 4), (12, 48, 500, 4, 2), (12, 48, 800, 2, 2),
     ):  # fmt: skip
         sends = {
-            parts: _ring_share(workers // parts) * 12 * width**2 / parts * gradient
-            + 4 * _ring_share(parts) * tokens * width * parts / workers * activation
-            for parts in range(1, workers + 1)
-            if workers % parts == 0
-        }
-        given = (
-            f"For {workers} workers, width {width} and {tokens:,} tokens, {activation} and {gradient} bytes a number,"
-        )
-        found, best = (answer(workers, width, tokens, activation, gradient), min(sends, key=sends.__getitem__))
+            M: 24 * width**2 * gradient * (1 / M - 1 / workers) + 8 * tokens * width * activation * (M - 1) / workers
+            for M in range(1, workers + 1)
+            if workers % M == 0
+        }  # M parts of a layer
+        given = f"For {workers} workers, width {width}, {tokens:,} tokens, {activation} and {gradient} bytes a number,"
+        found, least = answer(workers, width, tokens, activation, gradient), min(sends.values())
         if found not in sends:
             return f"{given} the number of parts must divide {workers}: {found!r} does not."
-        if sends[found] > sends[best] * (1 + 1e-9):
-            return f"{given} {found} parts send {sends[found]:,.0f} bytes each; {sends[best]:,.0f} can be reached."
+        if sends[found] > least * (1 + 1e-9):
+            return f"{given} {found} parts send {sends[found]:,.0f} bytes each; {least:,.0f} can be reached."
     return None
 
 
@@ -174,6 +156,8 @@ def _one_f_one_b(answer: Any) -> str | None:
         given = f"With {stages} stages and {count} micro-batches,"
         if not isinstance(table, dict):
             return f"{given} the schedule must be a dictionary, not {type(table).__name__}."
+        if any(slot % 1 for slot, _ in table):
+            return f"{given} a slot is not a whole number."
         when = {(task[0], stage, task[1]): slot for (slot, stage), task in table.items()}
         wanted = set(itertools.product("FB", range(stages), range(count)))
         if when.keys() != wanted or len(table) != len(wanted):
@@ -184,7 +168,7 @@ def _one_f_one_b(answer: Any) -> str | None:
             if before != (what, stage, m) and when[before] >= slot:
                 name = "forward" if what == "F" else "backward"
                 return f"{given} stage {stage} does the {name} pass of micro-batch {m} before its input is there."
-        slots, least = (max(when.values()) - min(when.values()) + 1, 2 * (stages + count - 1))
+        slots, least = max(when.values()) - min(when.values()) + 1, 2 * (stages + count - 1)
         if slots > least:
             return f"{given} the schedule takes {slots} slots; {least} are enough."
         for stage in range(stages):
@@ -269,7 +253,8 @@ def exposed(sizes: list[int], ready: list[float], workers: int, latency: float, 
 def _cases() -> list[tuple[list[int], list[float], int, float, float]]:
     """Networks that nobody has named: sizes and times of gradients, workers, latency, and the least exposed time.
 
-    The best thresholds lie from some KiB to hundreds of MiB, so that no eight fixed ones are near enough to all.
+    The best thresholds lie from some KiB to hundreds of MiB. Exposed times are not smooth in the threshold: searches
+    from various beginnings end at 1.01 to 1.14 times the least time on average, eight thresholds by equal factors too.
     """
     rng, found, wires = np.random.default_rng(0), [], itertools.cycle((0.1, 1, 10))
     for kind, workers, _ in itertools.product(("equal", "blocks"), (16, 64, 256), range(2)):
@@ -297,7 +282,7 @@ def _threshold(answer: Any) -> str | None:
         ratios.append(min(seconds for _, seconds in tried) / least)
     mean = float(np.mean(ratios))
     told = f"After eight tries the exposed time is {mean:.3f} times the least on average, {max(ratios):.2f} at worst"
-    return None if mean <= 1.06 else f"{told}; 1.06 on average is asked for."
+    return None if mean <= 1.15 else f"{told}; 1.15 on average is asked for."
 
 
 threshold = Exercise(
@@ -306,7 +291,7 @@ threshold = Exercise(
     question="Write a search for the best threshold. `tried` lists the pairs (threshold in bytes, exposed seconds) "
     "that you have tried on a network; it starts empty. Return the next threshold to try. There are twelve cases, "
     "each with its own network, number of workers and latency, all unknown to you, and all with a ring. You have "
-    "eight tries on each. On average the best of the eight may expose at most 1.06 times the least time.",
+    "eight tries on each. On average the best of the eight may expose at most 1.15 times the least time.",
     hints=(
         "Take the first tries far apart: thresholds matter by factors, from some KiB to many MiB.",
         "`min(tried, key=lambda pair: pair[1])` is the best so far. Where would you look next?",

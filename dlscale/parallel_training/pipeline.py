@@ -16,7 +16,7 @@ from dlscale.lab import checks
 from dlscale.lab.models import Layer, Params
 
 KINDS = ("gpipe", "1f1b", "interleaved", "pipelined")
-IDLE, FORWARD, BACKWARD = range(3)
+FORWARD, BACKWARD = range(2)
 
 
 class Task(NamedTuple):
@@ -34,9 +34,7 @@ class Task(NamedTuple):
 class Schedule:
     """Who does what when. Worker w has chunks w, w + stages, w + 2 · stages, … of the layers."""
 
-    kind: str
     stages: int
-    microbatches: int
     chunks: int
     tasks: tuple[Task, ...]
 
@@ -94,7 +92,7 @@ def pipeline_schedule(
     if kind == "interleaved" and microbatches % stages:
         raise ValueError(f'"interleaved" needs a multiple of {stages} micro-batches, not {microbatches}.')
     waiting = [_order(kind, stages, microbatches, chunks, worker) for worker in range(stages)]
-    length, done, free, tasks = ({FORWARD: forward, BACKWARD: backward}, {}, [0.0] * stages, [])
+    done, free, tasks = {}, [0.0] * stages, []
     while any(waiting):
         for worker, todo in enumerate(waiting):
             while todo:
@@ -106,10 +104,10 @@ def pipeline_schedule(
                 if not all(need in done for need in needs):
                     break
                 start = max([free[worker], *(done[need] for need in needs)])
-                free[worker] = done[what, m, place] = start + length[what]
+                free[worker] = done[what, m, place] = start + (forward, backward)[what]
                 tasks.append(Task(worker, what, m, c, start, free[worker]))
                 todo.pop(0)
-    return Schedule(kind, stages, microbatches, chunks, tuple(tasks))
+    return Schedule(stages, chunks, tuple(tasks))
 
 
 def mixed(layer: Layer, there: Params, back: Params, x: Array) -> Array:
