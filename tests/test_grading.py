@@ -404,19 +404,6 @@ def test_attacks_end_with_their_answer(contained, grade_each, fall_asleep, tmp_p
     assert remarks.get("kills all", ZERO) == ZERO
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
-def test_a_hidden_process_that_keeps_the_channel_open_holds_nothing_up(grade_each):
-    hide = """
-        import os, time
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                time.sleep(1000)
-            os._exit(0)
-        os._exit(0)"""
-    assert grade_each({"hidden": hide}) == {"hidden": processes.ENDED}
-
-
 def test_a_check_can_hand_over_functions_of_the_answer_and_of_its_own(grade, room, monkeypatch):
     def wrong(pair):
         f, g = pair["f"], pair["rest"]

@@ -174,33 +174,6 @@ def test_only_the_first_of_a_group_prints():
     assert first.returncode == second.returncode == 0
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.long  # which waits for the clock
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_group_that_lost_a_peer_ends(sent):
-    silence = 30 if sent == signal.SIGSTOP else LONG
-    first, second = started_elsewhere(2, *ENDLESS, "--timeout", silence)
-    frozen = []
-    try:
-        wait_for(lambda: children(first) and children(second))
-        wait_for(lambda: all(len(one.net_connections()) > 4 for one in children(first)))
-        if sent == signal.SIGSTOP:  # a frozen machine: its watcher, too, or that ends the child in time
-            frozen = children(second)
-            for process in (psutil.Process(second.pid), *frozen):
-                process.suspend()
-        else:
-            second.kill()
-        assert first.wait(timeout=LONG) == 1
-        if sent == signal.SIGSTOP:
-            # 60: to find each other
-            assert re.search(rf"Nothing came .* limit of ({silence}|60) s by the clock", first.stderr.read())
-    finally:
-        for process in (*frozen, first, second):
-            process.kill()
-        for process in (first, second):
-            process.communicate()
-
-
 def test_the_guide_shows_and_explains_every_column():
     guide = (Path(__file__).parent.parent / "docs" / "MEASURING.md").read_text(encoding="utf-8")
     assert f"\n{command.LINE.format(*command.HEADINGS)}\n" in guide

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -175,22 +174,6 @@ def test_peers_say_what_they_have_to_say(module):
         (2, 3, 2),
     ]
     assert psutil.Process().children() == before
-
-
-@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="a port cannot be held for others")
-def test_a_group_keeps_its_port_for_those_who_share_it(module):
-    code = """
-import socket
-host, port = order["coordinator"].split(":")
-for share in (0, 1):
-    with socket.socket() as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, share)
-        try:
-            own.bind((host, int(port)))
-        except OSError:
-            say(refused=share)"""
-    found = [message for _, message in processes.peers(module, 1, {"code": code}, 60)]
-    assert {"refused": 0} in found and {"refused": 1} not in found
 
 
 @pytest.mark.parametrize("code, words", [

@@ -219,20 +219,6 @@ def test_run_is_a_scan_whatever_the_size_of_its_pieces():
     assert train.run(count, jnp.float32(0), amounts, 2.0, progress=False).looks is None
 
 
-def test_batch_norm_is_judged_with_the_statistics_of_the_training_set():
-    net = models.mlp((40, 16, 10), norm="batch")
-    run = train.fit(net, SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
-    assert set(run.params["norm1"]) == {"scale", "shift"}
-    frozen, apply = (
-        jax.jit(lambda params, x: models.freeze(net, params, x))(run.params, SMALL.x_train),
-        jax.jit(net.apply),
-    )
-    one_by_one = [apply(frozen, SMALL.x_test[i : i + 1]).argmax() for i in range(len(SMALL.x_test))]
-    assert run.history.test_accuracy[-1] == pytest.approx(np.mean(np.array(one_by_one) == SMALL.y_test))
-    swept = train.sweep(net, SMALL, optax.sgd, **BUDGET, learning_rate=[0.1], seed=[0]).history.test_accuracy[0, 0]
-    np.testing.assert_array_equal(swept, run.history.test_accuracy)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -249,13 +235,6 @@ def test_bad_settings_are_refused_in_words(change, words):
     for run in (train.fit, train.sweep):
         with pytest.raises(ValueError, match=words):
             run(NET, SMALL, optax.sgd, **({"learning_rate": 0.1} | BUDGET | change))
-
-
-def test_a_model_for_other_classes_and_a_setting_for_a_ready_made_optimizer_are_refused():
-    with pytest.raises(ValueError, match="5 outputs, but the data set has 10 classes"):
-        train.fit(models.mlp((40, 5)), SMALL, optax.sgd, **BUDGET, learning_rate=0.1)
-    with pytest.raises(ValueError, match="ready made"):
-        train.fit(NET, SMALL, optax.sgd(0.1), **BUDGET, learning_rate=0.1)
 
 
 def test_convolutions_train_too():
