@@ -422,13 +422,11 @@ def operation(collective: str, algorithm: str | None = None, **options: Any) -> 
     The all-reduce "circulant" is a function of its own. Raises ValueError for an unknown collective or option.
     """
     f = COLLECTIVES[checks.known("collective", collective, COLLECTIVES)]
+    options |= {} if algorithm is None else {"algorithm": algorithm}
     if (collective, algorithm) == ("all_reduce", "circulant"):
-        f = circulant
-    elif algorithm is not None:
-        options |= {"algorithm": algorithm}
-    if f is not all_reduce:  # which checks those of its algorithms
-        for option in options:
-            checks.known(f"option of {algorithm or collective!r}", option, [*inspect.signature(f).parameters][2:])
+        f, _ = circulant, options.pop("algorithm")
+    for option in () if f is all_reduce else options:  # which checks those of its algorithms
+        checks.known(f"option of {algorithm or collective!r}", option, [*inspect.signature(f).parameters][2:])
     return functools.partial(f, axis_name="workers", **options)
 
 

@@ -22,8 +22,7 @@ class _Unanswered(Exception):
     """`...` is what a function returned in the middle of a trace."""
 
 
-def _library(*_args: Any, **_options: Any) -> None:
-    raise ValueError("It calls the library's own collective: write it with jax.lax.ppermute.")
+LIBRARY = ValueError("It calls the library's own collective: write it with jax.lax.ppermute.")
 
 
 def tried(f: Callable[[Array, str], Array]) -> Callable[[np.ndarray], Any]:
@@ -41,22 +40,20 @@ def tried(f: Callable[[Array, str], Array]) -> Callable[[np.ndarray], Any]:
     def run(x: np.ndarray) -> Any:
         own = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         try:
-            with mock.patch("dlscale.collectives._group", _library):
+            with mock.patch("dlscale.collectives._group", side_effect=LIBRARY):
                 found = program.schedule(one, len(x), own)
         except _Unanswered:
             return ...
-        text = str(program.trace(one, len(x), own))
-        if others := re.search(r"\b(psum|pmax|pmin|all_gather|all_to_all|reduce_scatter)", text):
-            raise ValueError(f"It calls JAX's own {others[1]}: write it with jax.lax.ppermute.")
+        others = r"\b(psum|pmax|pmin|pbroadcast|all_gather|all_to_all|reduce_scatter)"
+        if used := re.search(others, str(program.trace(one, len(x), own))):
+            raise ValueError(f"It calls JAX's own {used[1]}: write it with jax.lax.ppermute.")
         rounds = [[(message.pairs.tolist(), message.bytes) for message in messages] for messages, _ in found.rounds]
         return np.asarray(jax.jit(jax.vmap(one, axis_name="workers"))(x)), rounds
 
     return run
 
 
-def _all_reduce(
-    answer: Any, rounds_each_way: int, sent: Callable[[int, int], float], swaps: bool = False
-) -> str | None:
+def _all_reduce(answer: Any, ways: int, sent: Callable[[int, int], float], swaps: bool = False) -> str | None:
     """What is wrong with an all-reduce that may take so many times log₂ P rounds and send(P, size) bytes.
 
     With `swaps`, whoever sends to a worker must get from it in the same round.
@@ -69,11 +66,9 @@ def _all_reduce(
             results, rounds = tried(answer)(x)
         if wrong := compare(f"The array of {workers} workers' sums", results, np.broadcast_to(x.sum(0), x.shape), 1e-9):
             return wrong
-        allowed, total = rounds_each_way * int(math.log2(workers)), np.zeros(workers)
+        allowed, total = ways * int(math.log2(workers)), np.zeros(workers)
         for pairs, size in itertools.chain.from_iterable(rounds):
             np.add.at(total, np.array(pairs)[:, 0], size)
-        if not total.any():
-            return f"The sums are right, but {workers} workers send nothing with ppermute."
         pairs = [{(a, b) for pairs, _ in messages for a, b in pairs} for messages in rounds]
         if lonely := [pair for one in pairs for pair in one if swaps and pair[::-1] not in one]:
             a, b = min(lonely)
@@ -81,8 +76,8 @@ def _all_reduce(
         if len(rounds) > allowed:
             return f"The sums are right, but {workers} workers need {len(rounds)} rounds; {allowed} are enough."
         if total.max() > sent(workers, x[0].nbytes):
-            share = total.max() / x[0].nbytes
-            return f"The sums are right, but one of {workers} workers sends {share:.3g} arrays: less is enough."
+            sends = f"one of {workers} workers sends {total.max() / x[0].nbytes:.3g} arrays"
+            return f"The sums are right, but {sends}: less is enough."
     return None
 
 
@@ -143,11 +138,10 @@ def rabenseifner(x, axis_name):
 
 def _crossover(answer: Any) -> str | None:
     for workers, latency, per_byte in ((8, 1e-6, 1e-10), (64, 5e-6, 1e-9), (16, 1e-3, 1e-7), (4, 2.0, 1.0)):
-        size = answer(workers, latency, per_byte)
         expected = latency * (2 * (workers - 1) - math.log2(workers))
         expected /= per_byte * (math.log2(workers) - 2 * (workers - 1) / workers)
         given = f"{workers} workers, {latency:g} s a message and {per_byte:g} s a byte"
-        if wrong := compare(f"The size for {given}", size, expected, 1e-6):
+        if wrong := compare(f"The size for {given}", answer(workers, latency, per_byte), expected, 1e-6):
             return wrong
     return None
 
@@ -173,8 +167,7 @@ def crossover(workers, latency, per_byte):
 
 def _wire(answer: Any) -> str | None:
     for workers, distance in ((8, 1), (8, 3), (8, 4), (8, 7), (7, 4), (64, 32), (12, 9), (47, 20)):
-        pairs = [(w, (w + distance) % workers) for w in range(workers)]
-        passed = Counter(wire for pair in pairs for wire in costs.ring(workers).route(*pair))
+        passed = Counter(e for w in range(workers) for e in costs.ring(workers).route(w, (w + distance) % workers))
         given = f"{workers} workers and a distance of {distance}"
         if wrong := compare(f"The number of messages for {given}", answer(workers, distance), max(passed.values()), 0):
             return wrong
