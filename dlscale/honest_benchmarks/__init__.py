@@ -6,13 +6,15 @@ infinite: it counts, and medians can bear it. Means and their t-intervals are `d
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import gammaln, nctdtr, stdtrit
+from scipy.special import betaln, nctdtr, stdtrit
+from scipy.stats import linregress
 
 from dlscale.lab import checks
 from dlscale.lab.intervals import Interval
@@ -73,15 +75,6 @@ class Measured:
         object.__setattr__(self, "samples", _samples(self.samples))
 
     @property
-    def count(self) -> int:
-        return len(self.samples)
-
-    @property
-    def failed(self) -> int:
-        """How many are infinite: runs that never got there."""
-        return int(np.count_nonzero(np.isinf(self.samples)))
-
-    @property
     def median(self) -> float:
         return float(median(self.samples))
 
@@ -94,13 +87,13 @@ class Measured:
     @property
     def interval(self) -> Interval:
         """Where the median lies, with 95 % confidence, by `bootstrap`; a single sample has none."""
-        return bootstrap(self.samples) if self.count > 1 else Interval(self.median, -np.inf, np.inf)
+        return bootstrap(self.samples) if len(self.samples) > 1 else Interval(self.median, -np.inf, np.inf)
 
     def __str__(self) -> str:
-        (low, high), known = self.spread, self.interval
-        never = f", {self.failed} of them never" if self.failed else ""
-        middle = f"median {known} {self.unit}" if self.count > 1 else f"{self.median:.3g} {self.unit}, no interval"
-        return f"{self.name} ({self.level}): {middle}, half between {low:.3g} and {high:.3g}; {self.count} runs{never}"
+        (low, high), failed = self.spread, np.isinf(self.samples).sum()
+        middle = f"median {self.interval} {self.unit}, half between {low:.3g} and {high:.3g}"
+        never = f", {failed} of them never" * bool(failed)
+        return f"{self.name} ({self.level}): {middle}; {len(self.samples)} runs{never}"
 
 
 def ratio(ours: ArrayLike, theirs: ArrayLike, **options: int) -> Interval:
@@ -133,12 +126,8 @@ def expected_best(samples: ArrayLike, tries: int, of: ArrayLike | None = None) -
     n = len(samples)
     tries = checks.whole("tries", tries, high=n, why=f"There are {n} samples.")
     k = np.arange(tries, n + 1)
-    ways = np.exp(_log_choose(k - 1, tries - 1) - _log_choose(n, tries))
+    ways = np.exp(betaln(n - tries + 1, tries) - betaln(k - tries + 1, tries)) * tries / k
     return float(ways @ np.asarray(samples if of is None else of, float)[np.argsort(samples)][tries - 1 :])
-
-
-def _log_choose(n: ArrayLike, k: int) -> np.ndarray:
-    return gammaln(np.add(n, 1)) - gammaln(k + 1) - gammaln(np.subtract(n, k) + 1)
 
 
 def power(difference: float, deviation: float, seeds: int, confidence: float = 0.95) -> float:
@@ -151,16 +140,11 @@ def power(difference: float, deviation: float, seeds: int, confidence: float = 0
     return float(1 - nctdtr(seeds - 1, shift, limit) + below)
 
 
-def seeds_needed(difference: float, deviation: float, wanted: float = 0.8) -> int:
-    """The fewest seeds whose `power` is at least `wanted`. Raises ValueError for a difference that is not positive."""
-    _positive("difference", difference)
-    low, high = 1, 2
-    while power(difference, deviation, high) < wanted:
-        low, high = high, 2 * high
-    while high - low > 1:  # power grows with the seeds
-        middle = (low + high) // 2
-        low, high = (low, middle) if power(difference, deviation, middle) >= wanted else (middle, high)
-    return high
+def seeds_needed(difference: float, deviation: float) -> int:
+    """The fewest seeds whose `power` is at least 80 %. Raises ValueError for a difference that is not positive."""
+    ratio = _positive("deviation", deviation) / _positive("difference", difference)
+    least = max(2, int(7.84 * ratio**2))  # what a known deviation would need; Student's t needs a few more
+    return next(n for n in itertools.count(least) if power(difference, deviation, n) >= 0.8)
 
 
 def _positive(name: str, value: float) -> float:
@@ -218,9 +202,6 @@ def survival(times: ArrayLike, reached: ArrayLike) -> Survival:
     return Survival(at, np.cumprod(1 - arrived / watched))
 
 
-# Scaling
-
-
 def slope(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Interval:
     """The slope of the least-squares line of log y over log x: the exponent of a power law, with its t-interval.
 
@@ -229,20 +210,6 @@ def slope(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Interval:
     x, y = np.asarray(x, float), np.asarray(y, float)
     if x.shape != y.shape or x.ndim != 1 or len(x) < 3 or len(np.unique(x)) < 2 or min(x.min(), y.min()) <= 0:
         raise ValueError("A slope needs three or more points, at two or more x, with positive numbers.")
-    x, y = np.log(x), np.log(y)
-    around = x - x.mean()
-    middle = around @ y / (around @ around)
-    rest = y - y.mean() - middle * around
-    error = np.sqrt(rest @ rest / (len(x) - 2) / (around @ around))
-    half = stdtrit(len(x) - 2, (1 + confidence) / 2) * error
-    return Interval(float(middle), float(middle - half), float(middle + half))
-
-
-def lie_factor(first: float, second: float, axis_from: float) -> float:
-    """How many times larger a change looks in bars from `axis_from` than it is (Tufte 1983): 1 for bars from zero.
-
-    Raises ValueError where the first bar would have no length, and for equal numbers.
-    """
-    if first <= axis_from or first == second:
-        raise ValueError(f"Bars from {axis_from:g} cannot compare {first:g} with {second:g}.")
-    return ((second - first) / (first - axis_from)) / ((second - first) / first)
+    found = linregress(np.log(x), np.log(y))
+    half = stdtrit(len(x) - 2, (1 + confidence) / 2) * found.stderr
+    return Interval(float(found.slope), float(found.slope - half), float(found.slope + half))

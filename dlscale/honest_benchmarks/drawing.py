@@ -62,7 +62,7 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
 
     def caption(best_of: int, start: float) -> str:
         gain = best[best_of] - theirs.mean()
-        times = honest.lie_factor(theirs.mean(), best[best_of], start)
+        times = theirs.mean() / (theirs.mean() - start)  # Tufte's lie factor
         return (
             f"Best of {best_of}, axis from {start:g} %: the report claims {gain:+.1f} points, which look {times:.0f} "
             f"times as large. Ours minus theirs is {intervals.interval(ours - theirs)} points."
@@ -142,33 +142,25 @@ def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: 
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
-        (jitter,) = ax.plot([], [], color="#c9dff2", linewidth=0.9)
-        (looks,) = ax.plot([], [], "o", color=figures.BLUE, markersize=3)
+        (looks,) = ax.plot([], [], "o-", color=figures.BLUE, markersize=3, linewidth=0.3)
         (mean,) = ax.plot([], [], color=figures.BLACK, linewidth=1.5)
         line = ax.axhline(target, color=figures.GREY, linestyle=":")
-        (gap,) = ax.plot([], [], color=figures.RED, linewidth=1)
-        (first,) = ax.plot([], [], "o", color=figures.RED, markersize=9)
-        (cross,) = ax.plot([], [], "X", color=figures.RED, markersize=8)
-        named = [ax.text(0, 0, text, color=figures.RED, va="center") for text in ("first crossing", "fresh examples")]
+        (pair,) = ax.plot([], [], "o-", color=figures.RED, markersize=8, linewidth=1)
+        names = [ax.text(0, 0, text, color=figures.RED, va="center") for text in ("first crossing", "fresh examples")]
         ax.text(0.99, 0.04, f"black: mean of {width} looks", ha="right", transform=ax.transAxes)
         ax.set(xlabel="thousand examples seen in training", ylabel="test accuracy (%)", ylim=(40, 60))
         ax.set_xlim(0, thousands[-1])
 
         def update(run: int, every: int, target: float) -> list[Artist]:
-            jitter.set_data(thousands, test[run])
             looks.set_data(thousands[every - 1 :: every], test[run, every - 1 :: every])
             mean.set_data(thousands[half:-half], smooth[run])
             line.set_ydata([target, target])
             at = found(run, every, target)
-            heights = [np.nan, np.nan] if at is None else [test[run, at], fresh[run, at]]
-            x = np.nan if at is None else thousands[at]
-            gap.set_data([x, x], heights)
-            for mark, text, height, side in zip((first, cross), named, heights, (1, -1), strict=True):
-                mark.set_data([x], [height])
-                text.set(x=np.nan_to_num(x - 1.5 * side), y=np.nan_to_num(height + 0.8 * side))
-                text.set_ha("right" if side > 0 else "left")
-                text.set_visible(at is not None)
-            return [jitter, looks, mean, line, gap, first, cross, *named]
+            x, *heights = (0, 0, 0) if at is None else (thousands[at], test[run, at], fresh[run, at])
+            pair.set_data([x, x], heights)
+            for text, height, side, align in zip(names, heights, (-1, 1), ("right", "left"), strict=True):
+                text.set(x=x + 1.5 * side, y=height - 0.8 * side, ha=align, visible=at is not None)
+            return [looks, mean, line, pair, *names]
 
         return update
 
@@ -307,42 +299,38 @@ def waiting(estimates: Mapping[str, honest.Survival], stopped: np.ndarray, end: 
     figures.show(figure, f"Median time to the target in thousand examples: {said}.")
 
 
-IDEAL = {"hours": -1, "processor-hours": 0}  # the power of the number of processors, if nothing is lost
-
-
 def records(rows: Sequence[Mapping[str, Any]]) -> None:
     """Explore the records of ImageNet over the number of processors, with a fitted line and ideal scaling."""
 
-    def chosen(view: str, which: str) -> tuple[list[Mapping], np.ndarray, np.ndarray]:
+    def chosen(which: str) -> tuple[list[Mapping], np.ndarray]:
         inside = [row for row in rows if which in ("all", row["model"])]
-        x, hours = np.array([(row["processors"], row["time_hours"]) for row in inside]).T
-        return inside, x, hours if view == "hours" else x * hours
+        return inside, np.array([(row["processors"], row["time_hours"]) for row in inside]).T
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
 
-        def update(view: str, which: str) -> None:
+        def update(which: str) -> None:
             ax.clear()
-            inside, x, y = chosen(view, which)
-            middle, level = np.exp(np.log(x).mean()), np.exp(np.log(y).mean())
+            inside, (x, y) = chosen(which)
+            middle, level = np.exp(np.log([x, y]).mean(1))
             for row, at, height in zip(inside, x, y, strict=True):
                 ax.plot(at, height, "o", color=figures.BLUE if row["model"] == "ResNet-50" else figures.ORANGE)
                 box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0}
                 side = {"ha": "right" if at > middle else "left", "fontsize": 8, "textcoords": "offset points"}
                 ax.annotate(row["group"].split(" (")[0].replace("UC ", ""), (at, height), (0, 5), bbox=box, **side)
             ends = np.array([x.min(), x.max()])
-            for power, style in ((honest.slope(x, y).mean, "k-"), (IDEAL[view], "g--")):
+            for power, style in ((honest.slope(x, y).mean, "k-"), (-1, "g--")):
                 ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
-            ax.set(yscale="log", xscale="log", xlabel="processors", ylabel=view)
+            ax.set(yscale="log", xscale="log", xlabel="processors", ylabel="hours")
             ax.set_title("blue: ResNet-50, orange: other networks; line: fit, dashed: ideal scaling", fontsize=9)
             ax.margins(x=0.15, y=0.15)
 
         return update
 
-    def caption(view: str, which: str) -> str:
-        inside, x, y = chosen(view, which)
-        slopes = f"the fitted line has the slope {honest.slope(x, y)}, ideal scaling {IDEAL[view]}".replace("-", "−")
-        return f"{view.capitalize()} of {len(inside)} records ({which}): {slopes}."
+    def caption(which: str) -> str:
+        inside, (x, y) = chosen(which)
+        slopes = f"the fitted line has the slope {honest.slope(x, y)}, ideal scaling -1".replace("-", "−")
+        return f"Hours of {len(inside)} records ({which}): {slopes}."
 
-    view, which = widgets.menu("show", list(IDEAL)), widgets.menu("networks", ["all", "ResNet-50"], "ResNet-50")
-    widgets.explore(make, alt=caption, height=3.4, view=view, which=which)
+    which = widgets.menu("networks", ["all", "ResNet-50"], "ResNet-50")
+    widgets.explore(make, alt=caption, height=3.4, which=which)

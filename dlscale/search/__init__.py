@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from dlscale.lab import checks
 
@@ -282,48 +281,3 @@ def winner(log: Sequence[Trial], epochs: int, budget: float = math.inf) -> Point
     paid = np.cumsum([trial.paid for trial in log])
     done = [(t.score, t.point) for t, spent in zip(log, paid, strict=True) if t.epochs == epochs and spent <= budget]
     return max(done)[1] if done else None
-
-
-# Population-based training
-
-
-def takeover(scores: np.ndarray, rng: Rng, share: float = 0.25) -> np.ndarray:
-    """For each member the one whose weights and settings it goes on with (Jaderberg et al. 2017).
-
-    The worst `share` of the members take over one of the best `share` each; all others keep their own.
-    """
-    order, source = np.argsort(scores), np.arange(len(scores))
-    few = max(1, int(share * len(scores)))
-    source[order[:few]] = rng.permutation(order[-few:])
-    return source
-
-
-# Scaling laws
-
-
-class Law(NamedTuple):
-    """loss = floor + factor · size ** -exponent"""
-
-    floor: float
-    factor: float
-    exponent: float
-
-    def __call__(self, size: Any) -> Any:
-        return self.floor + self.factor * np.asarray(size, float) ** -self.exponent
-
-
-def fit(size: Sequence[float], loss: Sequence[float]) -> Law:
-    """The law with the least squares of relative errors. Raises ValueError for fewer than four sizes."""
-    size, loss = np.asarray(size, float), np.asarray(loss, float)
-    bounds = [0.0, -20.0, 0.0], [loss.min(), 20.0, 5.0]
-    if len(np.unique(size)) < 4:
-        raise ValueError(f"A law with three numbers needs four sizes at least, not {len(np.unique(size))}.")
-
-    def law(p: np.ndarray) -> Law:  # the factor is that of the smallest size, by its logarithm
-        return Law(p[0], math.exp(p[1]) * size.min() ** p[2], p[2])
-
-    tries = [
-        least_squares(lambda p: law(p)(size) / loss - 1, [0.5 * loss.min(), math.log(loss.max()), start], bounds=bounds)
-        for start in (0.2, 0.7)
-    ]
-    return law(min(tries, key=lambda found: found.cost).x)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from dlscale.lab import intervals
 from dlscale.page import figures, widgets
-from dlscale.search import Law, Point, Table, Trial
+from dlscale.search import Point, Table, Trial
 
 COLORS = {"random search": figures.BLACK, "evolution": figures.GREEN, "halving": figures.BLUE}
 COLORS |= {"population": figures.ORANGE, "swarm": figures.PINK, "controller": figures.RED, "Hyperband": figures.SKY}
@@ -78,32 +78,6 @@ def watch(table: Table) -> None:
     )  # fmt: skip
 
 
-def arms(found: Mapping[str, np.ndarray], usual: float) -> None:
-    """A row for each way to choose 40 settings, in percent: dots and a mean, or a mean and the middle 80 %."""
-    figure, ax = figures.new(height=2.6)
-    (_, ways), *others = found.items()
-    ax.plot(ways, np.zeros(len(ways)), "o", color=figures.BLUE, alpha=0.6)
-    ax.plot(usual, 0, "o", color=figures.RED, markersize=9)
-    ax.text(usual, -0.32, "usual values", color=figures.RED, ha="center", va="bottom")
-    for place, (_, values) in enumerate(others, 1):
-        ax.plot(np.quantile(values, [0.1, 0.9]), [place] * 2, color=figures.BLACK, linewidth=1)
-    ax.text(66.5, 2, "bar: mean\nline: 8 of 10 searches", va="center", color=figures.GREY)
-    said = []
-    for place, (name, values) in enumerate(found.items()):
-        color = figures.BLACK if place else figures.BLUE
-        ax.plot(values.mean(), place, "|", color=color, markersize=20, markeredgewidth=3)
-        ax.text(1.01, place, f"{values.mean():.1f} %", color=color, transform=ax.get_yaxis_transform(), va="center")
-        said.append(f"{name} {values.mean():.1f} %")
-    ax.set_yticks(range(len(found)), list(found))
-    ax.set(
-        xlabel=f"{ACCURACY} of the network handed over",
-        xlim=(66, 88),
-        ylim=(len(found) - 0.5, -0.9),
-        xticks=range(66, 89, 4),
-    )
-    figures.show(figure, f"Mean test accuracy of the network handed over: {'; '.join(said)}.")
-
-
 def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> None:
     """Explore one run of each search: the places of its trials, and the best validation accuracy so far."""
     back = 100 * table.quality.max((1, 2, 5, 6)).transpose(2, 0, 1).reshape(6, -1)  # (momentum, convolutions) × rate
@@ -155,24 +129,17 @@ def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point,
         (won,) = ax.plot([], [], color=figures.BLUE, linewidth=2.6, marker="o", markersize=6)
         (ring,) = ax.plot([], [], "o", markersize=13, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
         ax.set(xlabel="epoch", ylabel="validation accuracy (%)", xlim=(0.8, 16.6), ylim=(0, 108), xticks=(1, 4, 8, 16))
-        for place, text, color in (
-            (0.98, "the winner", figures.BLUE),
-            (0.91, "paid for", figures.BLACK),
-            (0.84, "never trained", figures.GREY),
-            (0.77, "best of all at the end", figures.RED),
-        ):
-            ax.text(0.02, place, text, color=color, transform=ax.transAxes, va="top")
+        labels = {"the winner": figures.BLUE, "paid for": figures.BLACK, "never trained": figures.GREY}
+        for number, (text, color) in enumerate((labels | {"best of all at the end": figures.RED}).items()):
+            ax.text(0.02, 0.98 - 0.07 * number, text, color=color, transform=ax.transAxes, va="top")
 
         def update(draw: int, keep: int) -> list[Artist]:
             curves, trained, winner = one(draw, keep)
             for grey, black, (point, curve) in zip(unseen, paid, curves.items(), strict=True):
                 last = trained[point]
                 grey.set_data(range(last, 17), 100 * curve[last - 1 :])
-                black.set_data(range(1, last + 1), 100 * curve[:last])
-                black.set_markevery([last - 1])
-            last = trained[winner]
-            won.set_data(range(1, last + 1), 100 * curves[winner][:last])
-            won.set_markevery([last - 1])
+                for line in (black, won) if point == winner else (black,):
+                    line.set(data=(range(1, last + 1), 100 * curve[:last]), markevery=[last - 1])
             ring.set_data([16], [100 * max(curve[-1] for curve in curves.values())])
             return [*unseen, *paid, won, ring]
 
@@ -186,75 +153,69 @@ def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point,
             f"{100 * curves[winner][-1]:.0f} %, place {place} of 16."
         )
 
-    widgets.explore(
-        make,
-        alt=caption,
-        draw=widgets.slider("bracket", range(12), 3),
-        keep=widgets.slider("one is kept of", (2, 4), 4),
-    )
+    keeps = widgets.slider("one is kept of", (2, 4), 4)
+    widgets.explore(make, alt=caption, draw=widgets.slider("bracket", range(12), 3), keep=keeps)
 
 
-def population(found: Mapping[str, np.ndarray]) -> None:
-    """Explore a population: learning rates and validation accuracies (pieces, members), and whose copy each is."""
-    pieces, members = found["scores"].shape
-    epochs = 16 // pieces * np.arange(1, pieces + 1)
+def population(epochs: np.ndarray, rates: np.ndarray, scores: np.ndarray, lines: np.ndarray) -> None:
+    """Explore a population: rates and accuracies (epochs, members), and `lines` of whom each descends from, best first.
 
-    def line(rank: int) -> np.ndarray:
-        ancestors = [np.argsort(-found["scores"][-1])[rank - 1]]
-        for parents in found["parents"][:0:-1]:
-            ancestors.append(int(parents[ancestors[-1]]))
-        return np.array(ancestors[::-1])
+    `lines[i, rank]` is the place at `epochs[i]` of the ancestor of the member that has this rank in the end.
+    """
+    shown, rows = (rates, 100 * scores), np.arange(len(epochs))
 
     def make(fig: Figure) -> widgets.Update:
         axes = figures.axes(fig, 2)
-        shown = (found["rates"], 100 * found["scores"])
         for ax, values in zip(axes, shown, strict=True):
             ax.plot(epochs, values, color="#bdbdbd", linewidth=1)
             ax.set(xlabel="epoch", xticks=epochs)
         axes[0].set(yscale="log", ylabel="learning rate")
         axes[1].set(ylabel="validation accuracy (%)", ylim=(0, 100))
         axes[1].text(16, 3, "blue: this member and its ancestors", color=figures.BLUE, ha="right")
-        lines = [ax.plot([], [], color=figures.BLUE, linewidth=2.5, marker="o", markersize=5)[0] for ax in axes]
+        blue = [ax.plot([], [], color=figures.BLUE, linewidth=2.5, marker="o", markersize=5)[0] for ax in axes]
 
         def update(rank: int) -> list[Artist]:
-            for one, values in zip(lines, shown, strict=True):
-                one.set_data(epochs, values[np.arange(pieces), line(rank)])
-            return lines
+            for one, values in zip(blue, shown, strict=True):
+                one.set_data(epochs, values[rows, lines[:, rank - 1]])
+            return blue
 
         return update
 
     def caption(rank: int) -> str:
-        rates = found["rates"][np.arange(pieces), line(rank)]
+        own, end = rates[rows, lines[:, rank - 1]], 100 * scores[-1, lines[-1, rank - 1]]
         return (
-            f"Member {rank} from the top ends at {100 * np.sort(found['scores'][-1])[-rank]:.0f} %. The learning "
-            f"rate of its line went from {rates[0]:.3f} to {rates[-1]:.3f}."
+            f"Member {rank} from the top ends at {end:.0f} %. The learning rate of its line went from {own[0]:.3f} to "
+            f"{own[-1]:.3f}."
         )
 
-    widgets.explore(
-        make,
-        alt=caption,
-        width=8.4,
-        height=3.0,
-        rank=widgets.slider("member, from the best down", range(1, members + 1), 1),
-    )
+    ranks = widgets.slider("member, from the best down", range(1, rates.shape[1] + 1), 1)
+    widgets.explore(make, alt=caption, width=8.4, height=3.0, rank=ranks)
 
 
-def race(found: Mapping[str, np.ndarray], label: str = ACCURACY) -> None:
-    """A dot for each seed, and the mean with its 95 % interval, for each search; in percent."""
+def race(found: Mapping[str, np.ndarray], usual: float | None = None) -> None:
+    """A row for each search, in percent: a dot for each seed, and the mean with its 95 % interval.
+
+    With `usual`, the dots of the first row are cases, not seeds: it gets no interval, and a mark at this value.
+    """
     figure, ax = figures.new(height=0.9 + 0.42 * len(found))
     said = []
     for place, (name, values) in enumerate(found.items()):
-        color = COLORS.get(name, figures.GREY)
+        cases = usual is not None and not place
+        color = figures.BLUE if cases else COLORS.get(name, figures.GREY)
         mean, low, high = intervals.interval(values)
-        ax.plot(values, np.full(len(values), place), "o", color=color, alpha=0.3, markersize=5, markeredgewidth=0)
-        ax.plot([low, high], [place] * 2, color=color, linewidth=4)
+        ax.plot(values, [place] * len(values), "o", color=color, alpha=0.8 if cases else 0.3, markersize=4)
+        if not cases:
+            ax.plot([low, high], [place] * 2, color=color, linewidth=4)
         ax.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=3)
         ax.text(1.01, place, f"{mean:.1f} %", color=color, transform=ax.get_yaxis_transform(), va="center")
         said.append(f"{name} {mean:.1f} %")
+    if usual is not None:
+        ax.plot(usual, 0, "o", color=figures.RED, markersize=9)
+        ax.text(usual, -0.25, "usual values", color=figures.RED, ha="center", va="bottom")
     ax.set_yticks(range(len(found)), list(found))
-    ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5))
+    ax.set(xlabel=ACCURACY, ylim=(len(found) - 0.5, -0.5 if usual is None else -0.9))
     ax.locator_params(axis="x", integer=True)
-    figures.show(figure, f"Mean {label}: {', '.join(said)}; a dot for each seed.")
+    figures.show(figure, f"Mean {ACCURACY}: {', '.join(said)}; bars are means, dots are single cases.")
 
 
 def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
@@ -276,12 +237,12 @@ def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
     figures.show(figure, f"The best of {numbers[-1]}, chosen: {'; '.join(said)}, in the order of the labels.")
 
 
-def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Law]) -> None:
+def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Callable[[Any], Any]]) -> None:
     """Explore a power law: by what grows, its sizes and the losses (sizes, seeds); the last sizes are left out."""
 
-    def fitted(along: str, left_out: int) -> list[Law]:
+    def predicted(along: str, left_out: int, at: Any) -> np.ndarray:
         x, losses = lines[along]
-        return [fit(x[:-left_out], own[:-left_out]) for own in losses.T]
+        return np.array([fit(x[:-left_out], own[:-left_out])(at) for own in losses.T])
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
@@ -290,7 +251,7 @@ def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, 
             ax.clear()
             x, losses = lines[along]
             fine = np.geomspace(x[0], x[-1], 60)
-            figures.band(ax, fine, np.array([law(fine) for law in fitted(along, left_out)]), figures.BLUE)
+            figures.band(ax, fine, predicted(along, left_out, fine), figures.BLUE)
             ax.plot(x[:-left_out], losses[:-left_out].mean(1), "o", color=figures.BLACK)
             ax.plot(x[-left_out:], losses[-left_out:].mean(1), "o", color=figures.RED)
             ax.set(xscale="log", yscale="log", xlabel=along, ylabel="test loss (nats)", ylim=(0.6, 2.5))
@@ -304,9 +265,8 @@ def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, 
 
     def caption(along: str, left_out: int) -> str:
         x, losses = lines[along]
-        off = [100 * (own[-1] / law(x[-1]) - 1) for law, own in zip(fitted(along, left_out), losses.T, strict=True)]
-        text = f"Test loss against {along}. The last point lies {np.mean(off):+.0f} % off its prediction."
-        return text.replace("-", "−")
+        off = 100 * np.mean(losses[-1] / predicted(along, left_out, x[-1]) - 1)
+        return f"Test loss against {along}. The last point lies {off:+.0f} % off its prediction.".replace("-", "−")
 
     left_out = widgets.slider("points left out of the fit", (1, 2), 1)
     widgets.explore(

@@ -10,9 +10,8 @@ from dlscale.course.exercises import Exercise, compare
 def _draws(answer: Any) -> str | None:
     for share, sure in ((0.05, 0.95), (0.01, 0.99), (0.5, 0.9), (0.2, 0.5), (0.1, 0.999)):
         wanted = next(n for n in range(1, 10_000) if 1 - (1 - share) ** n >= sure)
-        if wrong := compare(
-            f"For the best {share:.0%} with probability {sure}, the number", answer(share, sure), wanted
-        ):
+        what = f"For the best {share:.0%} with probability {sure}, the number"
+        if wrong := compare(what, answer(share, sure), wanted):
             return wrong
     return None
 
@@ -36,12 +35,9 @@ def landscape(seed: int) -> np.ndarray:
     """Scores of every point of a small space (4, 5, 3, 4, 2, 3): what the values add, what pairs of them add, luck."""
     rng, sizes = np.random.default_rng(seed), (4, 5, 3, 4, 2, 3)
     score = 0.02 * rng.normal(size=sizes)
-    for axis, size in enumerate(sizes):
-        shape = [1] * len(sizes)
-        shape[axis] = size
-        score = score + 0.12 * rng.normal(size=size).reshape(shape)
-        shape[(axis + 1) % len(sizes)] = sizes[(axis + 1) % len(sizes)]
-        score = score + 0.04 * rng.normal(size=shape)
+    for axis in range(len(sizes)):
+        for spread, kept in ((0.12, [axis]), (0.04, [axis, (axis + 1) % len(sizes)])):
+            score = score + spread * rng.normal(size=[n if i in kept else 1 for i, n in enumerate(sizes)])
     return score
 
 
@@ -73,11 +69,11 @@ def _next_point(answer: Any) -> str | None:
 next_point = Exercise(
     id="search-next_point",
     answer="next_point",
-    question="Write your own search. `next_point(points, scores, sizes, seed)` gets the points tried so far (n, axes), "
-    "their scores (n,), the number of values on each axis, and a seed for your random numbers. It returns the next "
-    "point, whole numbers. The check lets it search 72 new spaces with 40 trials each. On average its best point must "
-    "come 80 % of the way from the mean to the best. Random search comes 74 % of the way. A point that is asked for "
-    "twice is a lost trial.",
+    question="Write your own search. `next_point(points, scores, sizes, seed)` gets the points tried so far (n, axes) "
+    "and their scores (n,). `sizes` holds the number of values on each axis; `seed` is for your random numbers. Return "
+    "the next point, whole numbers. The check lets it search 72 new spaces with 40 trials each. On average its best "
+    "point must come 80 % of the way from the mean to the best. Random search comes 74 % of the way. A point that "
+    "is asked for twice is a lost trial.",
     hints=(
         "Neighbours of the best point are often good, too. How can you try them and keep the best point?",
         "Change one value of one of the best points; do not ask for a point twice; begin with some at random.",
@@ -99,37 +95,29 @@ def next_point(points, scores, sizes, seed):
 )
 
 
-OVERTAKEN = np.array([[3.0, 5.0, 5.1, 5.2], [1.0, 4.0, 6.0, 7.0], [2.0, 3.0, 3.5, 3.6], [0.5, 0.6, 0.7, 9.0]])
+OVERTAKEN = np.array([[3.0, 8.0, 5.1, 5.2], [1.0, 4.0, 6.0, 7.0], [9.0, 3.0, 3.5, 3.6], [0.5, 0.6, 0.7, 9.0]])
+
+
+CASES = (  # runs, epochs, first, keep; the winner and the epochs paid
+    (16, 16, 1, 4, 14, 40), (27, 9, 1, 3, 4, 63), (10, 16, 2, 2, 4, 46), (5, 8, 4, 3, 4, 24), (40, 4, 1, 4, 9, 70),
+    (12, 64, 1, 4, 2, 21), (*OVERTAKEN.shape, 2, 2, 1, 12),
+)  # fmt: skip
 
 
 def _halve(answer: Any) -> str | None:
-    """Drawn curves, and four that are made: of the two that go on, the leader is overtaken in the last rung."""
-    sizes = ((16, 16, 1, 4), (27, 9, 1, 3), (10, 16, 2, 2), (5, 8, 4, 3), (40, 4, 1, 4), (12, 64, 1, 4))
-    rngs = map(np.random.default_rng, range(70, 70 + len(sizes)))
-    drawn = ((rng.random(size[:2]).cumsum(1), *size[2:]) for rng, size in zip(rngs, sizes, strict=True))
-    cases = [*drawn, (OVERTAKEN, 2, 2)]
-    for curves, first, keep in cases:
-        wanted = _halved(curves, first, keep)
+    """Drawn curves, and four that are made: of the two that go on, the leader falls back in the last rung."""
+    for seed, (count, epochs, first, keep, best, cost) in enumerate(CASES, 70):
+        drawn = np.random.default_rng(seed).random((count, epochs)).cumsum(1)
         try:
-            winner, paid = answer(curves.copy(), first, keep)
+            winner, paid = answer(drawn if count > 4 else OVERTAKEN.copy(), first, keep)
         except (TypeError, ValueError) as error:
             return f"your function must return two numbers, the winner and the epochs paid ({error})."
-        count, epochs = curves.shape
         case = f"For {count} runs of at most {epochs} epochs, the first rung at {first}, one of {keep} kept,"
-        if wrong := compare(f"{case} the winner", winner, wanted[0], 1e-9):
-            return wrong
-        if wrong := compare(f"{case} the number of epochs paid", paid, wanted[1], 1e-9):
+        if compare("", winner, best, 1e-9):
+            return f"{case} run {winner} does not win: compare those that are left, by the last scores paid for."
+        if wrong := compare(f"{case} the number of epochs paid", paid, cost, 1e-9):
             return wrong
     return None
-
-
-def _halved(curves: np.ndarray, first: int, keep: int) -> tuple[int, int]:
-    alive, epochs, last, paid = list(range(len(curves))), first, curves.shape[1], first * len(curves)
-    while len(alive) >= keep and epochs < last:
-        alive = sorted(alive, key=lambda run: -curves[run, epochs - 1])[: len(alive) // keep]
-        further = min(last, keep * epochs)
-        paid, epochs = paid + len(alive) * (further - epochs), further
-    return max(alive, key=lambda run: curves[run, epochs - 1]), paid
 
 
 halve = Exercise(

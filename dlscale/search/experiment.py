@@ -20,7 +20,7 @@ from jax import Array
 from dlscale.course.records import Experiment, Record, RunTrials
 from dlscale.lab import data, models
 from dlscale.lab.models import Layer, Model, Params
-from dlscale.search import Evolution, Halving, Point, Search, Space, Table, run, takeover, winner
+from dlscale.search import Evolution, Halving, Point, Search, Space, Table, run, winner
 
 STRUCTURE = {"convolutions": (0, 1, 2), "layers": (1, 2), "width": (16, 64)}
 TRAINING = {
@@ -269,29 +269,24 @@ class Training:
         return self.networks[point].train(epochs)
 
 
-def evolve(seed: int) -> tuple[list[Network], dict[str, np.ndarray]]:
-    """Population-based training: the members at the end, and what happened in each piece of two epochs.
+def evolve(seed: int) -> list[Network]:
+    """Population-based training (Jaderberg et al. 2017): the members at the end.
 
-    The members begin as the trials of random search with this seed. Scores, rates and parents are (pieces, members).
+    They begin as the trials of random search with this seed. After every piece of two epochs but the last, the worst
+    quarter take over weights and settings of one of the best quarter each.
     """
     search, training = Search(Space(AXES), np.random.default_rng(seed), EPOCHS), Training(seed)
     points, rng = [search.ask()[0] for _ in range(MEMBERS)], np.random.default_rng([seed, 2])
-    pieces = EPOCHS // PIECE_EPOCHS
-    found = {name: np.zeros((pieces, MEMBERS)) for name in ("scores", "rates", "parents")}
-    source = np.arange(MEMBERS)
-    for piece in range(pieces):
-        scores = [training(point, PIECE_EPOCHS * (piece + 1)) for point in points]
+    for epochs in range(PIECE_EPOCHS, EPOCHS + 1, PIECE_EPOCHS):
+        ranked = np.argsort([training(point, epochs) for point in points])
         members = [training.networks[point] for point in points]
-        rates = [float(member.setting["rate"]) for member in members]
-        for name, values in (("scores", scores), ("rates", rates), ("parents", source)):
-            found[name][piece] = values
-        source = takeover(np.array(scores), rng) if piece < pieces - 1 else np.arange(MEMBERS)
-        for member, parent in zip(members, source, strict=True):
-            if members[parent] is not member:
-                member.copy(members[parent])
+        if epochs < EPOCHS:
+            losers, leaders = ranked[: MEMBERS // 4], rng.permutation(ranked[-(MEMBERS // 4) :])
+            for loser, leader in sorted(zip(losers, leaders, strict=True)):
+                members[loser].copy(members[leader])
                 for name in ("rate", "decay"):
-                    member.setting[name] *= np.float32(rng.choice([0.8, 1.2]))
-    return members, found
+                    members[loser].setting[name] *= np.float32(rng.choice([0.8, 1.2]))
+    return members
 
 
 def race_trial(method: str, seed: int) -> dict[str, float]:
@@ -300,7 +295,7 @@ def race_trial(method: str, seed: int) -> dict[str, float]:
     Of random search also the test accuracy after 1,280 epochs, and that of the setting chosen after 640, trained again.
     """
     if method == "population":
-        members, _ = evolve(seed)
+        members = evolve(seed)
         best, twice, again = max(members, key=lambda member: member.validation), math.nan, math.nan
         early = members[0].early_loss
     else:
