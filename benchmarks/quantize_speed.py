@@ -51,7 +51,6 @@ def compare(name: str, their_dtype: torch.dtype, float_quantize: Callable[..., t
         np.testing.assert_array_equal(ours, theirs)
     candidates = {
         "dlscale quantize": lambda: precision.quantize(x, form).block_until_ready(),
-        "dlscale quantize, toward_zero": lambda: precision.quantize(x, form, "toward_zero").block_until_ready(),
         "dlscale quantize, stochastic": lambda: precision.quantize(x, form, "stochastic", KEY).block_until_ready(),
         "JAX, copy": lambda: copy(x).block_until_ready(),
         "JAX, x + 1": lambda: add(x).block_until_ready(),

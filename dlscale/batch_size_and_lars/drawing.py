@@ -29,24 +29,20 @@ def _ticks(axis: Axis, values: Sequence[float], every: int = 1) -> None:
 
 def opening(record: Record) -> None:
     """Steps to the same loss for three batches of `batch_size_and_lars-steps`, and what perfect scaling would need."""
-    sizes, steps = (8, 64, 512), []
-    for size in sizes:
-        runs = [record.values("steps", batch_size=size, learning_rate=rate) for rate in _rates(record, size)]
-        steps.append(min(runs, key=np.mean))
+    steps = {}
+    for size in (8, 64, 512):
+        rates = record.options("learning_rate", batch_size=size)
+        steps[size] = min(record.values("steps", batch_size=size, learning_rate=rate).mean() for rate in rates)
     figure, ax = figures.new(height=2.1)
-    for place, (size, values) in enumerate(zip(sizes, steps, strict=True)):
-        ax.barh(place, values.mean(), color=figures.SKY)
-        ax.plot([8 * steps[0].mean() / size] * 2, [place - 0.4, place + 0.4], color=figures.RED)
-        ax.text(values.mean() + 8, place, f"{values.mean():.0f}", va="center")
+    for place, (size, count) in enumerate(steps.items()):
+        ax.barh(place, count, color=figures.SKY)
+        ax.plot([8 * steps[8] / size] * 2, [place - 0.4, place + 0.4], color=figures.RED)
+        ax.text(count + 8, place, f"{count:.0f}", va="center")
     ax.text(180, 1.5, "red: if twice the batch always halved the steps", color=figures.RED, va="center")
     ax.set(xlabel="steps to the same loss, each batch at its best learning rate", ylim=(2.5, -0.5))
-    ax.set_yticks(range(3), [f"batch {size}" for size in sizes])
-    said = (f"batch {size} needs {values.mean():.0f} steps" for size, values in zip(sizes, steps, strict=True))
+    ax.set_yticks(range(3), [f"batch {size}" for size in steps])
+    said = (f"batch {size} needs {count:.0f} steps" for size, count in steps.items())
     figures.show(figure, f"Recorded, 16 seeds: {', '.join(said)}.")
-
-
-def _rates(record: Record, size: int) -> list[float]:
-    return record.options("learning_rate", batch_size=size)
 
 
 # Section 1
@@ -71,8 +67,7 @@ def law(batches: np.ndarray, steps: np.ndarray, curves: Mapping[int, tuple], fit
         fine = np.geomspace(batches[0], batches[-1])
         right.plot(fine, fit.steps(fine), color=figures.BLACK)
         right.plot(batches, perfect, ":", color=figures.GREY)
-        word = "half the steps\nfor each\ndoubling"
-        right.text(30, 0.8 * perfect[2], word, color=figures.GREY, ha="right", va="top")
+        right.text(30, 0.8 * perfect[2], "half the steps\nfor each\ndoubling", color=figures.GREY, ha="right", va="top")
         right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
         right.text(1.15 * fit.batch.mean, steps[:, 0].mean(), "critical batch", color=figures.RED, va="center")
         right.set(yscale="log", ylabel="steps to the target", ylim=(0.5 * steps.mean(0).min(), None))
@@ -168,24 +163,21 @@ def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.nda
         (curve,) = left.plot([], [], "o-", color=figures.BLUE, linewidth=2.5)
         (failed,) = left.plot([], [], "x", color=figures.RED, markersize=8)
         for place, ha in ((0, "left"), (-1, "right")):
-            x, y = grid[place][np.isfinite(mean[place])], mean[place][np.isfinite(mean[place])]
-            left.text(
-                x[place], y[place] * (0.72 if place else 1.12), f"batch {batches[place]}", color=figures.GREY, ha=ha
-            )
+            x, y = np.array([grid[place], mean[place]])[:, np.isfinite(mean[place])][:, place]
+            left.text(x, y * (0.72 if place else 1.12), f"batch {batches[place]}", color=figures.GREY, ha=ha)
         left.text(0.97, 0.92, "×: not all runs arrive", color=figures.RED, ha="right", transform=left.transAxes)
         left.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="steps to the target", ylim=(45, 1400))
         _ticks(left.yaxis, [50, 100, 200, 500, 1000])
         middle, low, high = interval(best)
-        right.errorbar(
-            batches, 2**middle, [2**middle - 2**low, 2**high - 2**middle], fmt="o", color=figures.BLUE, markersize=5
-        )
+        right.plot([batches, batches], [2**low, 2**high], color=figures.BLUE)
+        right.plot(batches, 2**middle, "o", color=figures.BLUE, markersize=5)
         fine = np.geomspace(batches[0], batches[-1])
         right.plot(fine, height / (1 + fit.batch.mean / fine), color=figures.BLACK)
         for power, text, at in ((1, "linear", 4), (0.5, "square root", 3)):
             line = first * (batches / batches[0]) ** power
             right.plot(batches, line, ":", color=figures.GREY)
-            right.text(batches[at], line[at] * (1.15 if power == 1 else 0.8), text, color=figures.GREY)
-            right.texts[-1].set(ha="right" if power == 1 else "left", va="bottom" if power == 1 else "top")
+            ha, va, lift = ("right", "bottom", 1.15) if power == 1 else ("left", "top", 0.8)
+            right.text(batches[at], line[at] * lift, text, color=figures.GREY, ha=ha, va=va)
         right.set(yscale="log", ylabel="best learning rate", ylim=(0.6 * first, 5))
         for axis in (left.xaxis, right.yaxis):
             _ticks(axis, [0.1, 0.3, 1, 3])
@@ -231,14 +223,8 @@ def ladder(accuracies: Mapping[int, np.ndarray], epochs: Sequence[int], examples
             ax.annotate(f"{epochs[place]} epochs", (updates[place], mean), ha="left" if last else "center", **words)
     ax.axvline(epochs[0] * examples // 32, color=figures.RED, linestyle="--", linewidth=1)
     ax.text(epochs[0] * examples // 32 * 1.05, 45, "equal updates", color=figures.RED)
-    ax.set(
-        xscale="log",
-        xlabel="updates",
-        ylabel="test accuracy (%)",
-        xlim=(60, 60_000),
-        ylim=(41, 61),
-        yticks=range(45, 61, 5),
-    )
+    ax.set(xscale="log", xlabel="updates", xlim=(60, 60_000))
+    ax.set(ylabel="test accuracy (%)", ylim=(41, 61), yticks=range(45, 61, 5))
     ends = ", ".join(f"batch {batch} {samples[:, -1].mean():.0f} %" for batch, samples in accuracies.items())
     figures.show(figure, f"Recorded: test accuracy by updates. After {epochs[-1]} epochs: {ends}.")
 
@@ -292,10 +278,8 @@ def lars_record(curves: Mapping[str, np.ndarray], batches: Sequence[int], leads:
     for (name, samples), color in zip(curves.items(), (figures.ORANGE, figures.BLUE), strict=True):
         line = figures.band(left, batches, samples, color, marker="o")
         x, y = line.get_xydata()[2]
-        above = name == "LARS"
-        left.text(
-            x * (1.1 if above else 0.8), y + (1 if above else -2), name, color=color, ha="left" if above else "right"
-        )
+        ha, x, y = ("left", 1.1 * x, y + 1) if name == "LARS" else ("right", 0.8 * x, y - 2)
+        left.text(x, y, name, color=color, ha=ha)
     _batch_axis(left, batches)
     left.set(ylabel="test accuracy (%)")
     for place, values in enumerate(leads.values()):
@@ -317,6 +301,10 @@ def machine(seconds: Callable[..., np.ndarray], critical: float) -> None:
     """Explore how fast a cluster trains: `seconds(batch, workers, overhead, latency, megabytes, way)` to the target."""
     workers, batches = 2 ** np.arange(11), 2.0 ** np.arange(0, 14.1, 0.25)
 
+    def results(count: int, parts: dict) -> tuple[np.ndarray, np.ndarray]:
+        times = seconds(batches, workers[:, None], **parts)
+        return times[workers == count][0], times[0].min() / times.min(1)
+
     def make(fig: Figure) -> widgets.Update:
         left, right = figures.axes(fig, 2)
         (curve,), (best,) = left.plot([], [], color=figures.BLUE), left.plot([], [], "o", color=figures.BLUE)
@@ -330,22 +318,20 @@ def machine(seconds: Callable[..., np.ndarray], critical: float) -> None:
             ax.set(xscale="log", yscale="log")
 
         def update(count: int, **parts: float) -> list[Artist]:
-            times = seconds(batches, workers[:, None], **parts)
-            row, gains = times[list(workers).index(count)], times[0].min() / times.min(1)
+            row, gains = results(count, parts)
             curve.set_data(batches, row)
             best.set_data([batches[row.argmin()]], [row.min()])
             speed_up.set_data(workers, gains)
-            here.set_data([count], [times[0].min() / row.min()])
+            here.set_data([count], gains[workers == count])
             return [curve, best, speed_up, here]
 
         return update
 
     def caption(count: int, **parts: float) -> str:
-        times = seconds(batches, workers[:, None], **parts)
-        row = times[list(workers).index(count)]
+        row, gains = results(count, parts)
         return (
             f"{count:,} workers: the best batch is {batches[row.argmin()]:.0f}. They reach the target in "
-            f"{row.min():.2f} s, {times[0].min() / row.min():.1f} times faster than one worker at its best batch."
+            f"{row.min():.2f} s, {gains[workers == count][0]:.1f} times faster than one worker at its best batch."
         )
 
     widgets.explore(

@@ -7,33 +7,6 @@ import numpy as np
 from dlscale.course.exercises import Exercise, compare
 
 
-def _waste(answer: Any) -> str | None:
-    for critical, extra in ((160, 0.2), (2000, 1.0), (64, 0.05)):
-        what = f"The batch for a critical batch of {critical} and {extra:g} times more examples"
-        if wrong := compare(what, answer(critical, extra), critical * extra):
-            return wrong
-    return None
-
-
-waste = Exercise(
-    id="batch_size_and_lars-waste",
-    answer="largest_batch",
-    question="A run may use a fraction `waste` more examples than the fewest possible: 0.2 allows a fifth more. Write "
-    "`largest_batch`, which returns the largest batch size that keeps to it, for the critical batch `critical`. Do not "
-    "round.",
-    hints=(
-        "The examples are E(B) = E_min (1 + B / B_c). By how much is that more than E_min, as a fraction of E_min?",
-        "Set B / B_c equal to `waste`.",
-    ),
-    code="""
-def largest_batch(critical, waste):
-    return waste * critical
-""",
-    wrong=_waste,
-    right="a batch that is a fifth of the critical one costs a fifth more examples.",
-)
-
-
 def _noise(answer: Any) -> str | None:
     for seed, (steps, workers, n, b) in enumerate(((40, 4, 30, 8), (7, 2, 100, 1), (200, 16, 5, 64))):
         rng = np.random.default_rng(seed)

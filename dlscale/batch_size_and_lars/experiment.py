@@ -38,20 +38,31 @@ def warm_up_and_decay(peak: Array, steps: Array) -> optax.Schedule:
     )
 
 
+def long_warm_up(peak: Array, steps: Array) -> optax.Schedule:
+    """Up to `peak` in a line over the first half of the steps, down to zero along a cosine over all of them."""
+    return lambda step: peak * jnp.minimum(2 * (step + 1) / steps, 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
+
+
 def matrices(params: models.Params) -> models.Params:
     """True for weight matrices, False for biases and for the scales and shifts of a normalisation."""
     return jax.tree.map(lambda parameter: parameter.ndim > 1, params)
 
 
-def momentum(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
-    rate = warm_up_and_decay(learning_rate, steps)
-    return optax.chain(optax.add_decayed_weights(WEIGHT_DECAY), optax.sgd(rate, 0.9))
+Schedule = Callable[[Array, Array], optax.Schedule]
+
+
+def momentum(
+    learning_rate: Array, steps: Array, schedule: Schedule = warm_up_and_decay
+) -> optax.GradientTransformation:
+    decay = optax.add_decayed_weights(WEIGHT_DECAY)
+    return optax.chain(decay, optax.sgd(schedule(learning_rate, steps), 0.9))
 
 
 def lars(
-    learning_rate: Array, steps: Array, decay: float = WEIGHT_DECAY, **masks: object
-) -> optax.GradientTransformation:
-    rate = warm_up_and_decay(learning_rate, steps)
+    learning_rate: Array, steps: Array, decay: float = WEIGHT_DECAY, schedule: Schedule = warm_up_and_decay,
+    **masks: object,
+) -> optax.GradientTransformation:  # fmt: skip
+    rate = schedule(learning_rate, steps)
     return optax.lars(rate, decay, trust_coefficient=TRUST_COEFFICIENT, momentum=0.9, **masks)
 
 
@@ -70,6 +81,16 @@ def one_ratio(
 
 def lamb(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
     return optax.lamb(warm_up_and_decay(learning_rate, steps), weight_decay=LAMB_DECAY)
+
+
+def lamb_on_matrices(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
+    """LAMB with Adam's steps, undecayed, for biases."""
+    return optax.chain(
+        optax.scale_by_adam(eps=1e-6),
+        optax.add_decayed_weights(LAMB_DECAY, matrices),
+        optax.masked(optax.scale_by_trust_ratio(), matrices),
+        optax.scale_by_learning_rate(warm_up_and_decay(learning_rate, steps)),
+    )
 
 
 def normalised(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
@@ -102,11 +123,6 @@ ARMS = {  # the optimizer, and the exponents of 2 of its grid of rates
     "LARS, only matrices decayed": (functools.partial(lars, weight_decay_mask=matrices), range(-5, 6)),
     "one ratio": (one_ratio, range(-5, 6)),
     "one ratio, matrices only": (functools.partial(one_ratio, mask=matrices), range(-5, 6)),
-    "LARS, decay ×10": (functools.partial(lars, decay=10 * WEIGHT_DECAY), range(-5, 6)),
-    "LARS, only matrices decayed ×10": (
-        functools.partial(lars, decay=10 * WEIGHT_DECAY, weight_decay_mask=matrices),
-        range(-5, 6),
-    ),
     "LARS, decay ×100": (functools.partial(lars, decay=100 * WEIGHT_DECAY), range(-5, 6)),
     "LARS, only matrices decayed ×100": (
         functools.partial(lars, decay=100 * WEIGHT_DECAY, weight_decay_mask=matrices),
@@ -114,17 +130,29 @@ ARMS = {  # the optimizer, and the exponents of 2 of its grid of rates
     ),
     "length 1": (normalised, range(-3, 4)),  # fewer rates than its rivals have: it may only be underrated
     "AdamW": (adamw, range(-11, -4)),
+    "LAMB, matrices only": (lamb_on_matrices, range(-11, 0)),
     "clipped": (clipped, range(-2, 4)),
 }
-FRESH_SEEDS = range(8, 16)  # for a rule written when the outcome on TEST_SEEDS was known
 
 
 @functools.cache
-def _signals(judged_on: str) -> Dataset:
+def _signals(judged_on: str, name: str = "mnist1d") -> Dataset:
     """The same 3,000 training signals, with those held out of them ("validation") or the test set to judge by."""
-    signals = data.load("mnist1d")
+    signals = data.load(name)
     held_out = data.validation_split(signals, fraction=0.25)
     return replace(held_out, x_test=signals.x_test, y_test=signals.y_test) if judged_on == "test" else held_out
+
+
+def _sweep(
+    optimizer: Callable, norm: str, batch_size: int, learning_rate: float, seed: int, judged_on: str
+) -> train.Run:
+    """One run of the deep network."""
+    signals = _signals(judged_on)
+    return train.sweep(
+        models.mlp((40, *HIDDEN, 10), norm=None if norm == "none" else norm), signals, optimizer,
+        batch_size=batch_size, epochs=EPOCHS, eval_every=EPOCHS, seed=[seed], learning_rate=learning_rate,
+        steps=EPOCHS * (len(signals.x_train) // batch_size), progress=False,
+    )  # fmt: skip
 
 
 def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
@@ -133,25 +161,11 @@ def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int,
     `train_accuracy` is that of the last epoch's minibatches; `second_loss` and `early_loss` are losses after one update
     and after five, at most 99.
     """
-    signals = _signals(judged_on)
-    updates = len(signals.x_train) // batch_size
-    run = train.sweep(
-        models.mlp((40, *HIDDEN, 10), norm=None if norm == "none" else norm),
-        signals,
-        ARMS[arm][0],
-        batch_size=batch_size,
-        epochs=EPOCHS,
-        eval_every=EPOCHS,
-        seed=[seed],
-        learning_rate=learning_rate,
-        steps=EPOCHS * updates,
-        progress=False,
-    )
-    history = run.history
+    history = _sweep(ARMS[arm][0], norm, batch_size, learning_rate, seed, judged_on).history
     second_loss, early_loss = np.nan_to_num(history.loss[0, [1, 5]], nan=99).clip(max=99)
     return {
         "accuracy": 100 * history.test_accuracy[0, -1],
-        "train_accuracy": 100 * history.accuracy[0, -updates:].mean(),
+        "train_accuracy": 100 * history.accuracy[0, -(len(history.accuracy[0]) // EPOCHS) :].mean(),
         "second_loss": second_loss,
         "early_loss": early_loss,
     }
@@ -159,35 +173,26 @@ def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int,
 
 def plan(run: RunTrials) -> None:
     """Tune all arms on validation data, test each at its best rate; run LARS's controls where it promises most."""
-    for norm in ("none", "batch"):
+    controls = {
+        "none": ("one ratio, matrices only", "AdamW", "LAMB, matrices only"),
+        "batch": ("one ratio", "length 1", "clipped", *(arm for arm in ARMS if "decay" in arm)),
+    }
+    for norm, arms in controls.items():
         best = {
             (arm, batch_size): _tune_and_test(run, arm=arm, norm=norm, batch_size=batch_size)
             for batch_size in BATCH_SIZES
             for arm in list(ARMS)[:4]
         }
         promising = max(BATCH_SIZES, key=lambda batch_size: best["LARS", batch_size] - best["momentum", batch_size])
-        _tune_and_test(run, arm="LARS, only matrices decayed", norm=norm, batch_size=promising)
-        for batch_size in sorted({750, promising}):  # at 750 all arms have learned the signals nearly by heart
-            _tune_and_test(run, arm="one ratio", norm=norm, batch_size=batch_size)
-            if norm == "none":
-                _tune_and_test(run, arm="one ratio, matrices only", norm=norm, batch_size=batch_size)
-        for batch_size in sorted({750, promising}):
-            _tune_and_test(run, arm="length 1", norm=norm, batch_size=batch_size)
-        if norm == "none":
-            _tune_and_test(run, arm="AdamW", norm=norm, batch_size=promising)
-            for arm in ("LAMB", "AdamW"):
-                _tune_and_test(run, seeds=FRESH_SEEDS, arm=arm, norm=norm, batch_size=promising)
-    for arm in [*list(ARMS)[7:11], "clipped"]:  # with batch norm: the decays
-        _tune_and_test(run, arm=arm, norm="batch", batch_size=promising)
-    for arm in ("LARS", "length 1"):
-        _tune_and_test(run, seeds=FRESH_SEEDS, arm=arm, norm="batch", batch_size=promising)
+        for arm in arms:
+            _tune_and_test(run, arm=arm, norm=norm, batch_size=promising)
 
 
-def _tune_and_test(run: RunTrials, seeds: range = TEST_SEEDS, **setting: object) -> float:
+def _tune_and_test(run: RunTrials, **setting: object) -> float:
     """The mean validation accuracy of the best rate, which is then tested with other seeds."""
     rates = [2.0**exponent for exponent in ARMS[setting["arm"]][1]]
     tuned = train.tune(
-        run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=seeds, score=itemgetter("accuracy")
+        run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=itemgetter("accuracy")
     )
     return float(tuned.scores.mean(-1).max())
 
@@ -211,7 +216,7 @@ NETWORK = models.mlp((40, 32, 32, 10))
 SIZES = (8, 16, 32, 64, 128, 256, 512, 2048)
 LADDER = (16, 32, 64, 128, 256)  # epochs
 GRID = tuple(2.0**exponent for exponent in range(-5, 5))
-SGD_TUNING_SEEDS, SGD_TEST_SEEDS, SGD_CHECK_SEEDS = (200, 201, 202), range(300, 324), range(400, 424)
+SGD_TUNING_SEEDS, SGD_TEST_SEEDS = (200, 201, 202), range(300, 324)
 
 
 @jax.jit
@@ -235,12 +240,7 @@ def descend(
     return lax.scan(step, state, (rows, rates))
 
 
-@functools.cache
-def fresh_signals(judged_on: str) -> Dataset:
-    """3,000 training signals, with those held out of them ("validation") or fresh ones ("test") to judge by."""
-    signals = data.load("mnist1d_fresh")
-    held_out = data.validation_split(signals, fraction=0.25)
-    return replace(held_out, x_test=signals.x_test, y_test=signals.y_test) if judged_on == "test" else held_out
+fresh_signals = functools.partial(_signals, name="mnist1d_fresh")
 
 
 def deck(seed: int, epochs: int, examples: int) -> np.ndarray:
@@ -285,29 +285,11 @@ def sgd_trial(
 
 
 def sgd_plan(run: RunTrials) -> None:
-    """Tune the rate of each batch and length, then try the linear rule instead, from the best rate of batch 8 or 32."""
-    best, second = {}, {}
-    lengths = [*((size, 16, warm_up) for warm_up in (0, 2) for size in SIZES)]
-    for size, epochs, warm_up in lengths + [(size, epochs, 0) for size in (32, 128, 512) for epochs in LADDER[1:]]:
+    """Tune the rate of each batch, warm-up and length, and test it with other seeds."""
+    arms = [(size, 16, warm_up) for warm_up in (0, 2) for size in SIZES]
+    for size, epochs, warm_up in arms + [(size, epochs, 0) for size in (32, 128, 512) for epochs in LADDER[1:]]:
         setting = {"batch_size": size, "epochs": epochs, "warm_up": warm_up, "learning_rate": GRID}
-        tuned = train.tune(
-            run, **setting, tuning_seeds=SGD_TUNING_SEEDS, seeds=SGD_TEST_SEEDS, score=itemgetter("accuracy")
-        )
-        best[size, epochs, warm_up] = tuned.setting["learning_rate"]
-        second[size, epochs, warm_up] = GRID[tuned.scores.mean(-1).argsort()[-2]]
-    for base, size in [*((8, size) for size in SIZES[1:7]), (32, 512)]:
-        rate = best[base, 16, 0] * size / base
-        setting = {"batch_size": size, "epochs": 16, "learning_rate": rate, "judged_on": "test"}
-        run([{**setting, "warm_up": warm_up, "seed": seed} for warm_up in (0, 2) for seed in SGD_TEST_SEEDS])
-    for size in (64, 128):  # where the rule begins to fail: chosen after the tests above, so on other seeds
-        rule = best[8, 16, 0] * size / 8
-        for warm_up, rate in {(0, rule): None, (2, rule): None, (2, best[size, 16, 2]): None}:
-            setting = {"batch_size": size, "epochs": 16, "learning_rate": rate, "judged_on": "test"}
-            run([{**setting, "warm_up": warm_up, "seed": seed} for seed in SGD_CHECK_SEEDS])
-    for size, epochs in ((32, 16), (64, 16), (128, 64), (512, 256)):  # was the choice of a rate luck?
-        rate = second[size, epochs, 0]
-        setting = {"batch_size": size, "epochs": epochs, "warm_up": 0, "learning_rate": rate, "judged_on": "test"}
-        run([{**setting, "seed": seed} for seed in SGD_TEST_SEEDS[:8]])
+        train.tune(run, **setting, tuning_seeds=SGD_TUNING_SEEDS, seeds=SGD_TEST_SEEDS, score=itemgetter("accuracy"))
 
 
 SGD = Experiment(
@@ -463,40 +445,16 @@ STEPS = Experiment(
 # Momentum and LARS with batch norm at batch 750, when the warm-up takes half of the steps
 
 
-def long_warm_up(peak: Array, steps: Array) -> optax.Schedule:
-    """Up to `peak` in a line over the first half of the steps, down to zero along a cosine over all of them."""
-    return lambda step: peak * jnp.minimum(2 * (step + 1) / steps, 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
-
-
-def warm_momentum(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
-    decay = optax.add_decayed_weights(WEIGHT_DECAY)
-    return optax.chain(decay, optax.sgd(long_warm_up(learning_rate, steps), 0.9))
-
-
-def warm_lars(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
-    rate = long_warm_up(learning_rate, steps)
-    return optax.lars(rate, WEIGHT_DECAY, trust_coefficient=TRUST_COEFFICIENT, momentum=0.9)
-
-
-WARM_ARMS = {"momentum": warm_momentum, "LARS": warm_lars}
+WARM_ARMS = {
+    name: functools.partial(arm, schedule=long_warm_up) for name, arm in {"momentum": momentum, "LARS": lars}.items()
+}
 
 
 def warm_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """Accuracy at the end in percent, and the loss after five updates, at most 99."""
-    run = train.sweep(
-        models.mlp((40, *HIDDEN, 10), norm="batch"),
-        _signals(judged_on),
-        WARM_ARMS[arm],
-        batch_size=750,
-        epochs=EPOCHS,
-        eval_every=EPOCHS,
-        seed=[seed],
-        learning_rate=learning_rate,
-        steps=EPOCHS * 4,
-        progress=False,
-    )
-    early_loss = np.nan_to_num(run.history.loss[0, 5], nan=99).clip(max=99)
-    return {"accuracy": 100 * run.history.test_accuracy[0, -1], "early_loss": early_loss}
+    history = _sweep(WARM_ARMS[arm], "batch", 750, learning_rate, seed, judged_on).history
+    early_loss = np.nan_to_num(history.loss[0, 5], nan=99).clip(max=99)
+    return {"accuracy": 100 * history.test_accuracy[0, -1], "early_loss": early_loss}
 
 
 def warm_plan(run: RunTrials) -> None:

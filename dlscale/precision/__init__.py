@@ -23,7 +23,7 @@ from dlscale.lab.models import Params
 
 Tree = Any  # a pytree of arrays
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000  # bit patterns of float32, as int32
-ROUNDINGS = ("nearest", "stochastic", "toward_zero")
+ROUNDINGS = ("nearest", "stochastic")
 
 
 # Formats
@@ -35,32 +35,26 @@ class FloatLayout(NamedTuple):
     mantissa_bits: int
     lowest: int  # exponent of the smallest normal number, as float32 stores it (plus 127)
     largest: int  # float32's bits of the largest finite number
-    overflow: int  # and of what lies beyond: infinity, NaN, or the largest number again
-    nan: int  # and of what becomes of NaN
+    overflow: int  # and of what lies beyond: infinity or NaN
 
 
 @dataclass(frozen=True)
 class Float:
     """A floating-point format: a sign, `exponent_bits` with the bias 2^(exponent_bits − 1) − 1, and `mantissa_bits`.
 
-    `specials` says what the highest exponent is kept for: "ieee": infinities and NaN, as in IEEE 754; "nan": ordinary
-    numbers but for NaN in the last pattern, and what is too large becomes NaN (Micikevicius et al. 2022,
-    arXiv:2209.05433, e4m3); "none": ordinary numbers only, what is too large becomes the largest, and NaN becomes 0
-    (formats of 4 and 6 bits of the OCP Microscaling specification, 2023).
+    Without `infinities` the highest exponent holds ordinary numbers but for NaN in the last pattern, and what is too
+    large becomes NaN (e4m3fn, Micikevicius et al. 2022, arXiv:2209.05433).
     Raises ValueError for bit counts that are impossible, and for a format that float32 cannot hold.
     """
 
     exponent_bits: int
     mantissa_bits: int
-    specials: str = "ieee"
+    infinities: bool = True
 
     def __post_init__(self) -> None:
         why = "Wider formats than float32, 8 and 23 bits, cannot be emulated in it."
-        checks.whole("exponent_bits", self.exponent_bits, low=2, high=8, why=why)
+        checks.whole("exponent_bits", self.exponent_bits, low=2, high=8 if self.infinities else 7, why=why)
         checks.whole("mantissa_bits", self.mantissa_bits, high=23, why=why)
-        checks.known("specials", self.specials, ("ieee", "nan", "none"))
-        if self.exponent_bits == 8 and self.specials != "ieee":
-            raise ValueError('8 exponent bits without infinities reach beyond float32. Use 7, or specials="ieee".')
 
     @property
     def bits(self) -> int:
@@ -75,8 +69,9 @@ class Float:
     @property
     def max(self) -> float:
         """The largest finite number."""
-        top = self.bias if self.specials == "ieee" else self.bias + 1
-        return (2 - 2.0**-self.mantissa_bits * (2 if self.specials == "nan" else 1)) * 2.0**top
+        if self.infinities:
+            return (2 - self.epsilon) * 2.0**self.bias
+        return (2 - 2 * self.epsilon) * 2.0 ** (self.bias + 1)
 
     @property
     def smallest_normal(self) -> float:
@@ -97,22 +92,15 @@ class Float:
     def layout(self) -> FloatLayout:
         """The format as data, for `quantize`."""
         largest = int(np.float32(self.max).view(np.int32))
-        overflow, nan = {"ieee": (INFINITY, NAN), "nan": (NAN, NAN), "none": (largest, 0)}[self.specials]
-        return FloatLayout(self.mantissa_bits, 127 + 1 - self.bias, largest, overflow, nan)
+        return FloatLayout(self.mantissa_bits, 128 - self.bias, largest, INFINITY if self.infinities else NAN)
 
 
 FORMATS = {
     "float32": Float(8, 23),
-    "tensorfloat32": Float(8, 10),
     "bfloat16": Float(8, 7),
     "float16": Float(5, 10),
     "float8_e5m2": Float(5, 2),
-    "float8_e4m3": Float(4, 3),
-    "float8_e4m3fn": Float(4, 3, "nan"),
-    "float8_e3m4": Float(3, 4),
-    "float6_e3m2fn": Float(3, 2, "none"),
-    "float6_e2m3fn": Float(2, 3, "none"),
-    "float4_e2m1fn": Float(2, 1, "none"),
+    "float8_e4m3fn": Float(4, 3, infinities=False),
 }
 
 
@@ -137,9 +125,8 @@ Format = Float | Fixed | str  # a string is a name in `FORMATS`
 def quantize(x: ArrayLike, format: Format, rounding: str = "nearest", key: Array | None = None) -> Array:
     """x, an array of floats, rounded to `format`: a float32 array of the same shape. Exact, also for subnormal numbers.
 
-    "nearest" takes the even one of two that are equally near; "toward_zero" cuts off, and what is finite stays so;
-    "stochastic" takes one of the two neighbours at random, so that the mean is x (Gupta et al. 2015,
-    arXiv:1502.02551), and needs a `key`.
+    "nearest" takes the even one of two that are equally near. "stochastic" takes one of the two neighbours at random,
+    so that the mean is x (Gupta et al. 2015, arXiv:1502.02551), and needs a `key`.
     May be called inside `jax.jit`, `jax.vmap` and `jax.grad`: the derivative is 1 everywhere ("straight through": that
     of rounding itself is 0 or infinite). x of more than 32 bits is first rounded to float32.
     Raises ValueError for integers, unknown or impossible formats, unknown roundings, and a missing key.
@@ -150,6 +137,8 @@ def quantize(x: ArrayLike, format: Format, rounding: str = "nearest", key: Array
         raise ValueError("Stochastic rounding needs random numbers: pass key=jax.random.key(…), a new one each time.")
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise ValueError(f"quantize rounds floats, not {jnp.result_type(x)}: convert with x.astype(jnp.float32).")
+    if format == FORMATS["float32"]:
+        return jnp.asarray(x, jnp.float32)
     layout = format.layout if isinstance(format, Float) else format
     return _quantize(jnp.asarray(x, jnp.float32), layout, rounding, key)
 
@@ -180,15 +169,12 @@ def _round_float(x: Array, layout: FloatLayout, rounding: str, key: Array | None
     cut = 29 - layout.mantissa_bits + jnp.maximum(layout.lowest - shared, 0)
     if rounding == "nearest":
         bump = (1 << (cut - 1)) - 1 + (significand >> cut & 1)
-    elif rounding == "stochastic":
-        bump = jax.random.bits(key, x.shape).astype(jnp.int32) & ((1 << cut) - 1)
     else:
-        bump = 0
+        bump = jax.random.bits(key, x.shape).astype(jnp.int32) & ((1 << cut) - 1)
     kept = (significand + bump) >> cut
     result = jnp.where(kept == 0, 0, (kept << (cut - 6)) + ((shared - 1) << 23))  # a carry enters the exponent
-    beyond = jnp.where((rounding == "toward_zero") & (size < INFINITY), layout.largest, layout.overflow)
-    result = jnp.where(result > layout.largest, beyond, result)
-    result = jnp.where(size > INFINITY, layout.nan, result)
+    result = jnp.where(result > layout.largest, layout.overflow, result)
+    result = jnp.where(size > INFINITY, NAN, result)
     return lax.bitcast_convert_type(result | (word & SIGN), jnp.float32)
 
 
@@ -196,11 +182,9 @@ def _round_fixed(x: Array, format: Fixed, rounding: str, key: Array | None) -> A
     scaled = x * _power_of_two(format.fraction_bits)  # exact: at the worst infinite
     if rounding == "nearest":
         whole = lax.round(scaled, lax.RoundingMethod.TO_NEAREST_EVEN)
-    elif rounding == "stochastic":
+    else:
         whole = jnp.floor(scaled)
         whole += jax.random.uniform(key, x.shape) < scaled - whole
-    else:
-        whole = jnp.trunc(scaled)
     half = 1 << (format.integer_bits + format.fraction_bits - 1)
     whole = jnp.clip(whole, -half, half - 1)
     whole = jnp.where(jnp.isnan(whole) | (whole == 0), 0, whole)  # two's complement has no -0
@@ -274,20 +258,14 @@ store.defvjp(_store_forward, _store_backward)
 
 
 def bits(x: float, name: str) -> tuple[str, str, str]:
-    """The bits of the number that x is rounded to, as three strings: sign, exponent and mantissa.
-
-    Raises ValueError for the name of a format that `ml_dtypes` does not have.
-    """
+    """The bits of the number that x is rounded to, as three strings: sign, exponent and mantissa."""
     number, format = _stored(x, name), FORMATS[name]
     text = f"{int(number.view(f'u{number.itemsize}')):0{format.bits}b}"
     return text[0], text[1 : format.exponent_bits + 1], text[format.exponent_bits + 1 :]
 
 
 def neighbours(x: float, name: str) -> tuple[float, float]:
-    """The numbers before and after the one that x is rounded to; infinite where there is none.
-
-    Raises ValueError for the name of a format that `ml_dtypes` does not have.
-    """
+    """The numbers before and after the one that x is rounded to; infinite where there is none."""
     number = _stored(x, name)
     ends = ml_dtypes.finfo(number.dtype)
     below = -np.inf if number <= ends.min else float(np.nextafter(number, ends.min))
@@ -295,18 +273,13 @@ def neighbours(x: float, name: str) -> tuple[float, float]:
 
 
 def _stored(x: float, name: str) -> np.ndarray:
-    """x rounded to a format, as an array () of this type."""
-    checks.known("format", name, FORMATS.keys() - {"tensorfloat32"})  # which is no type: float32 holds its numbers
+    """x rounded to a format, as an array () of this type. Raises ValueError for an unknown format."""
     return np.asarray(quantize(float(x), name)).astype(getattr(ml_dtypes, name, name))
 
 
 # Training
 
-
-def _wide(tree: Tree) -> Tree:
-    """All arrays of floats of a pytree in float32; other arrays stay as they are."""
-    is_float = lambda a: jnp.issubdtype(jnp.result_type(a), jnp.floating)  # noqa: E731
-    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32) if is_float(a) else a, tree)
+_float32 = functools.partial(optax.tree_utils.tree_cast, dtype=jnp.float32)
 
 
 class LossScaleState(NamedTuple):
@@ -333,12 +306,12 @@ def dynamic_loss_scale(
     checks.whole("period", period)
 
     def init(params: Params) -> LossScaleState:
-        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), optimizer.init(_wide(params)))
+        return LossScaleState(jnp.asarray(initial, jnp.float32), jnp.int32(0), optimizer.init(_float32(params)))
 
     def update(gradients: Tree, state: LossScaleState, params: Params | None = None) -> tuple[Tree, LossScaleState]:
-        gradients = jax.tree.map(lambda g: g / state.scale, _wide(gradients))
+        gradients = jax.tree.map(lambda g: g / state.scale, _float32(gradients))
         finite = jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
-        taken = optimizer.update(gradients, state.inner, _wide(params))
+        taken = optimizer.update(gradients, state.inner, _float32(params))
         skipped = jax.tree.map(jnp.zeros_like, taken[0]), state.inner
         updates, inner = jax.tree.map(functools.partial(jnp.where, finite), taken, skipped)
         good_steps = jnp.where(finite, state.good_steps + 1, 0)

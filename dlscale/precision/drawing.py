@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlscale import precision
@@ -15,23 +16,27 @@ EXPONENTS = np.arange(-44, 24)  # of the histograms
 COLORS = {"weights": figures.BLACK, "activations": figures.BLUE, "gradients": figures.RED, "updates": figures.GREEN}
 
 
+def _words(ax: Axes, colors: Mapping[str, str]) -> None:
+    """The names of lines in their colours, one below the other."""
+    for place, (name, color) in enumerate(colors.items()):
+        ax.text(0.02, 0.94 - 0.08 * place, name, color=color, transform=ax.transAxes, va="center")
+
+
 def opening(record: Record) -> None:
     """Test accuracy of three runs of `precision-formats`, a bar and a mark for each seed."""
-    runs = {
-        "float16": "alone, float16",
-        "float32, loss / 1,024": "worker, float32",
-        "float16, loss / 1,024": "worker, float16",
-    }
-    accuracies = {name: record.values("accuracy", variant=run, judged_on="test") for name, run in runs.items()}
+    runs = {"float16": "alone, float16"}
+    runs |= {f"{name}, loss / 1,024": f"worker, {name}" for name in ("float32", "float16")}
     figure, ax = figures.new(height=2.2)
-    for place, accuracy in enumerate(accuracies.values()):
+    said = []
+    for place, (name, run) in enumerate(runs.items()):
+        accuracy = record.values("accuracy", variant=run, judged_on="test")
         ax.barh(place, accuracy.mean(), color=figures.SKY if place < 2 else figures.RED)
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
+        said.append(f"{name}: {accuracy.mean():.0f} % of the test digits right")
     ax.axvline(10, color=figures.BLACK, linestyle=":")
     ax.text(10.5, -0.65, "guessing", va="center")
     ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), one mark per seed")
     ax.set_yticks(range(3), list(runs))
-    said = (f"{name}: {accuracy.mean():.0f} % of the test digits right" for name, accuracy in accuracies.items())
     figures.show(figure, "; ".join(said))
 
 
@@ -58,7 +63,8 @@ def bits() -> None:
         ax.set(xlim=(-0.5, 31.5), ylim=(0, 4), xticks=[], yticks=[], frame_on=False)
         squares = ax.bar(np.arange(32), 0.8, 0.92, bottom=2.7)
         digits = [ax.text(i, 3.1, "", ha="center", va="center", color="white") for i in range(32)]
-        titles = [ax.text(0, 3.75, part, color=color) for part, color in parts.items()]
+        places = (-0.4, 1.2, 0)
+        titles = [ax.text(x, 3.75, part, color=parts[part]) for x, part in zip(places, parts, strict=True)]
         reading = ax.text(-0.4, 2.25, "", va="center")
         ax.plot([2, 29], [1.2, 1.2], color=figures.GREY, linewidth=1)
         ax.plot([6, 15.5, 25], [1.2] * 3, "|", color=figures.BLACK, markersize=16)
@@ -68,13 +74,14 @@ def bits() -> None:
         typed = ax.text(0, 1.62, "", ha="center", color=figures.RED)
 
         def update(x: float, name: str) -> list[Artist]:
-            pattern = [(bit, part) for part, some in zip(parts, precision.bits(x, name), strict=True) for bit in some]
-            for i, (square, digit) in enumerate(zip(squares, digits, strict=True)):
-                bit, part = pattern[i] if i < len(pattern) else ("", "")
+            pattern = precision.bits(x, name)
+            colors = [color for some, color in zip(pattern, parts.values(), strict=True) for _ in some]
+            for square, digit, bit, color in zip(
+                squares, digits, "".join(pattern).ljust(32), colors + ["white"] * (32 - len(colors)), strict=True
+            ):
                 digit.set_text(bit)
-                square.set_facecolor(parts.get(part, "white"))
-            for title, part in zip(titles, parts, strict=True):
-                title.set_x([place for _, place in pattern].index(part) - 0.4 + (part == "exponent"))
+                square.set_facecolor(color)
+            titles[2].set_x(0.6 + len(pattern[1]))
             reading.set_text(f"= {_formula(x, name)}")
             number, (below, above) = float(precision.quantize(x, name)), precision.neighbours(x, name)
             gap = above - number if x >= number and np.isfinite(above) else number - below
@@ -110,13 +117,6 @@ def exponents(values: np.ndarray) -> np.ndarray:
     return 100 * np.bincount(place, minlength=len(EXPONENTS)) / len(values)
 
 
-def _lost(count: np.ndarray, shift: int, name: str) -> tuple[float, float]:
-    """Per cent of the numbers that become 0 and that become infinite when multiplied by 2^shift."""
-    form = precision.FORMATS[name]
-    small = EXPONENTS + shift < np.log2(form.smallest_subnormal) - 1
-    return count[small].sum(), count[EXPONENTS + shift > np.log2(form.max)].sum()
-
-
 def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     """Explore the exponents of weights, activations, gradients and updates, by step, and what a format loses."""
     counts = {step: {kind: exponents(values) for kind, values in kinds.items()} for step, kinds in tensors.items()}
@@ -124,12 +124,10 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
         normal, subnormal = (ax.axvspan(0, 1, color=figures.GREY, alpha=alpha, linewidth=0) for alpha in (0.22, 0.1))
-        lines = {kind: ax.plot([], [], color=color, drawstyle="steps-post")[0] for kind, color in COLORS.items()}
         (before,) = ax.plot([], [], ":", color=figures.RED, drawstyle="steps-post")
-        ax.text(0.01, 0.63, "dotted: loss × 1", color=figures.RED, transform=ax.transAxes, va="top")
+        lines = {kind: ax.plot([], [], color=color, drawstyle="steps-post")[0] for kind, color in COLORS.items()}
+        _words(ax, COLORS | {"dotted: loss × 1": figures.RED})
         zero = ax.axvline(0, color=figures.BLACK, linewidth=1)
-        for place, (kind, color) in enumerate(COLORS.items()):
-            ax.text(0.01, 0.95 - 0.08 * place, kind, color=color, transform=ax.transAxes, va="top")
         text = ax.text(0, 63, "", color=figures.GREY, ha="right", va="top")
         ax.set(xlim=(-40, 20), ylim=(0, 65), xlabel="size of the number (power of 2)", ylabel="numbers (%)")
 
@@ -148,7 +146,9 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
         return update
 
     def caption(shift: int, step: int, name: str) -> str:
-        zero, infinite = _lost(counts[step]["gradients"], shift, name)
+        form, count, size = precision.FORMATS[name], counts[step]["gradients"], EXPONENTS + shift
+        zero = count[size < np.log2(form.smallest_subnormal) - 1].sum()
+        infinite = count[size > np.log2(form.max)].sum()
         return (
             f"After {step} steps, with the loss multiplied by 2^{shift}: {name} rounds {zero:.0f} % of the gradients "
             f"to zero and makes {infinite:.0f} % infinite."
@@ -202,10 +202,9 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
     for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
         figures.name(ax, ax.plot(np.log2(scale), color=color)[0], name)
     ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
-    said = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
-    figures.show(
-        figure, f"The scale divided by 1,024 falls until nothing overflows, then moves up and down. At the end: {said}."
-    )
+    ends = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
+    said = "The scale divided by 1,024 falls until nothing overflows, then moves up and down."
+    figures.show(figure, f"{said} At the end: {ends}.")
 
 
 # Section 4
@@ -214,8 +213,7 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
 def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
     """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
     figure, ax = figures.new(height=3.2)
-    colors = (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED, figures.GREEN)
-    pairs = zip(accuracies.items(), colors, strict=False)
+    pairs = zip(accuracies.items(), (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED), strict=True)
     lines = {name: figures.band(ax, rates, samples, color, marker="o") for (name, samples), color in pairs}
     figures.names(ax, lines, gap=3.2)
     ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
@@ -230,10 +228,10 @@ def updates() -> None:
     steps, chance = np.arange(201), np.random.default_rng(1).random((200, 30))
 
     def walk(size: float, add: np.ndarray) -> np.ndarray:
-        path = np.zeros((201, add.shape[1]))
-        for t in range(200):
-            path[t + 1] = np.floor(path[t] + size + add[t])
-        return path
+        path = [np.zeros(add.shape[1])]
+        for more in add:
+            path.append(np.floor(path[-1] + size + more))
+        return np.array(path)
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
@@ -241,18 +239,16 @@ def updates() -> None:
         colors = {"exact": figures.BLACK, "random, mean of 30": figures.BLUE, "nearest": figures.RED}
         lines = {name: ax.plot([], [], color=color, linewidth=2.5)[0] for name, color in colors.items()}
         lines["exact"].set(linestyle=":", zorder=3)
-        for place, (name, color) in enumerate(colors.items()):
-            ax.text(4, 190 - 17 * place, name, color=color, va="center")
+        _words(ax, colors)
         ax.set(xlim=(0, 200), ylim=(-5, 205), xlabel="updates", ylabel="weight (spacings of the format)")
 
         def update(size: float) -> list[Artist]:
             random = walk(size, chance)
-            for path, line in zip(random.T, paths, strict=True):
-                line.set_data(steps, path)
             nearest = walk(size, np.full((200, 1), 0.5))[:, 0]
-            for line, values in zip(lines.values(), (size * steps, random.mean(1), nearest), strict=True):
+            moved = [*paths, *lines.values()]
+            for line, values in zip(moved, (*random.T, size * steps, random.mean(1), nearest), strict=True):
                 line.set_data(steps, values)
-            return [*paths, *lines.values()]
+            return moved
 
         return update
 
@@ -317,10 +313,9 @@ def sums(totals: Mapping[str, Mapping[str, np.ndarray]], exact: np.ndarray) -> N
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
         ax.plot([0, 100], [0, 100], ":", color=figures.BLACK)
+        _words(ax, {"exact (dotted)": figures.BLACK} | colors)
         lines = {method: ax.plot([], [], color=color)[0] for method, color in colors.items()}
         lines["wide"].set(linewidth=6, alpha=0.4)
-        for place, (label, color) in enumerate({"exact (dotted)": figures.BLACK, **colors}.items()):
-            ax.text(0.02, 0.94 - 0.08 * place, label, color=color, transform=ax.transAxes, va="center")
         ax.set(xlabel="numbers added (% of all)", ylabel="total (% of the exact sum)", xlim=(0, 100), ylim=(0, 115))
 
         def update(name: str, length: int) -> list[Artist]:

@@ -1,26 +1,20 @@
 """The exercises of 05_precision and its further notebook."""
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 from dlscale.course.exercises import Exercise, compare
-from dlscale.precision import FORMATS
+from dlscale.precision import FORMATS, bits, quantize
 
 
 def _decode(answer: Any) -> str | None:
     rng = np.random.default_rng(4)
     for name in ("float16", "bfloat16", "float8_e5m2"):
-        form = FORMATS[name]
-        for k in range(12):
-            sign, mantissa = str(k % 2), "".join(rng.choice(["0", "1"], form.mantissa_bits))
-            stored = int(rng.integers(1, 2**form.exponent_bits - 1)) if k % 4 else 0
-            exponent = f"{stored:0{form.exponent_bits}b}"
-            step = 2.0 ** (max(stored, 1) - form.bias - form.mantissa_bits)
-            expected = (-1) ** int(sign) * (int(mantissa, 2) + 2**form.mantissa_bits * (stored > 0)) * step
-            given = f"The number that {sign} {exponent} {mantissa} stands for in {name}"
-            if wrong := compare(given, answer(sign, exponent, mantissa), expected, 1e-9):
+        for x in rng.normal(size=12) * FORMATS[name].smallest_normal * 2.0 ** np.arange(-2, 22, 2):
+            parts, expected = bits(x, name), float(quantize(x, name))
+            given = f"The number that {' '.join(parts)} stands for in {name}"
+            if wrong := compare(given, answer(*parts), expected, 1e-9):
                 return wrong
     return None
 
@@ -154,36 +148,6 @@ def at_random(x, fraction_bits, rng):
 """,
     wrong=_random,
     right="each result is wrong by up to a step, and their mean is right: small updates add up.",
-)
-
-
-def _flex(answer: Any) -> str | None:
-    rng = np.random.default_rng(7)
-    cases = [(rng.uniform(0.01, 1.0, 16) * 2.0 ** rng.integers(-12, 2), 2.0 ** -rng.integers(8, 24)) for _ in range(5)]
-    cases.append((np.tile([0.398, 0.0], 8), 2.0**-20))  # the deviation of a sample would need a bit more
-    for mantissa_bits, (maxima, unit) in itertools.product((16, 12, 8), cases):
-        expected = 2 * (maxima.max() + 3 * maxima.std() + 100 * unit)
-        exponent = min(max(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31), 0)
-        given = f"The exponent for maxima up to {maxima.max():.3g}, unit {unit:.2g}, {mantissa_bits} bits,"
-        if wrong := compare(given, answer(maxima, unit, mantissa_bits), exponent, 1e-9):
-            return wrong
-    return None
-
-
-flex = Exercise(
-    id="precision-flex",
-    answer="next_exponent",
-    question="Write `next_exponent(maxima, unit, mantissa_bits)`. `unit` is the present $2^e$, and std is `np.std`. "
-    "The exponent is the logarithm to base 2 of the expected number, rounded up, plus 1, minus `mantissa_bits`. Keep "
-    "it between −31 and 0.",
-    hints=("np.ceil(np.log2(expected)) + 1 - mantissa_bits, then np.clip.",),
-    code="""
-def next_exponent(maxima, unit, mantissa_bits):
-    expected = 2 * (maxima.max() + 3 * maxima.std() + 100 * unit)
-    return np.clip(np.ceil(np.log2(expected)) + 1 - mantissa_bits, -31, 0)
-""",
-    wrong=_flex,
-    right="the step follows the tensor, with a bit to spare; no loss scale has to be chosen.",
 )
 
 

@@ -25,7 +25,7 @@ from dlscale.course.records import Experiment, RunTrials
 from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
-from dlscale.precision import Fixed, quantize, store
+from dlscale.precision import Fixed, dynamic_loss_scale, quantize, store
 
 # Small networks in short formats
 
@@ -74,17 +74,9 @@ class Variant(NamedTuple):
     num_workers: int = 1  # that divide the loss before it is differentiated
 
 
-def _rounded(x: Array, name: str) -> Array:
-    return x if name == "float32" else quantize(x, name)
-
-
-def _stored(x: Array, forward: str, backward: str) -> Array:
-    return x if forward == backward == "float32" else store(x, forward, backward)
-
-
 def logits(model: Model, params: Params, x: Array, variant: Variant) -> Array:
     """The network's outputs (examples, classes); every tensor that a product reads or writes is stored on its way."""
-    stored = functools.partial(_stored, forward=variant.forward, backward=variant.backward)
+    stored = functools.partial(store, forward_format=variant.forward, backward_format=variant.backward)
     x = stored(x)
     for name, layer in model.layers.items():
         x = stored(layer.activation(stored(layer.compute(jax.tree.map(stored, params[name]), x))))
@@ -93,47 +85,46 @@ def logits(model: Model, params: Params, x: Array, variant: Variant) -> Array:
 
 def cross_entropy(z: Array, y: Array, name: str) -> Array:
     """The mean loss of logits (examples, classes), with each of its operations stored in the format."""
-    stored = functools.partial(_stored, forward=name, backward=name)
+    stored = functools.partial(store, forward_format=name, backward_format=name)
     z = stored(z - jax.lax.stop_gradient(z.max(1, keepdims=True)))
     total = stored(stored(jnp.exp(z)).sum(1))
     return stored(stored(jnp.log(total)) - jnp.take_along_axis(z, y[:, None], 1)[:, 0]).mean()
 
 
+def optimizer_of(task: str, variant: Variant) -> optax.GradientTransformation:
+    """The task's optimizer behind the variant's loss scale."""
+    return dynamic_loss_scale(TASKS[task].optimizer, variant.loss_scale, variant.factor, period=30)
+
+
 @functools.cache
 def training_step(task: str, variant: Variant) -> Callable[..., tuple[Any, Array]]:
     """A training step for `train.run`: state, (rows, key), learning rate, x, y to the next state and the loss."""
-    model, optimizer = TASKS[task].model, TASKS[task].optimizer
+    model, optimizer = TASKS[task].model, optimizer_of(task, variant)
 
     def one(state: tuple, inputs: tuple[Array, Array], learning_rate: Array, x: Array, y: Array) -> tuple:
-        (params, memory, scale, good_steps), (rows, key) = state, inputs
-        multiplier = scale / variant.num_workers
+        (params, memory), (rows, key) = state, inputs
 
         def objective(params: Params) -> tuple[Array, Array]:
             loss = cross_entropy(logits(model, params, x[rows], variant), y[rows], variant.softmax)
-            return multiplier * loss, loss
+            return memory.scale / variant.num_workers * loss, loss
 
         gradients, loss = jax.grad(objective, has_aux=True)(params)
-        finite = jnp.isfinite(ravel_pytree(gradients)[0]).all()
-        direction, moved = optimizer.update(jax.tree.map(lambda g: g / multiplier, gradients), memory)
-        moved = jax.tree.map(lambda m: _rounded(m, variant.momentum) if m.dtype == jnp.float32 else m, moved)
+        gradients = jax.tree.map(lambda g: variant.num_workers * g, gradients)
+        direction, memory = optimizer.update(gradients, memory)
         weights, as_params = ravel_pytree(jax.tree.map(lambda w, d: w - learning_rate * d, params, direction))
-        if variant.weights != "float32":
-            weights = quantize(weights, variant.weights, variant.rounding, key)
-        new = as_params(weights), moved
-        params, memory = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (params, memory))
-        good_steps = jnp.where(finite, good_steps + 1, 0)
-        scale *= jnp.where(finite, jnp.where(good_steps == 30, variant.factor, 1.0), 1 / variant.factor)
-        return (params, memory, scale, good_steps % 30), loss
+        moments, as_inner = ravel_pytree(memory.inner)
+        memory = memory._replace(inner=as_inner(quantize(moments, variant.momentum)))
+        return (as_params(quantize(weights, variant.weights, variant.rounding, key)), memory), loss
 
     return one
 
 
 @functools.cache
-def _examples(task: str, judged_on: str) -> Dataset:
-    """The task's training examples, with those held out of them ("validation") or the test set to judge by."""
-    full = data.load(TASKS[task].dataset)
+def _examples(dataset: str, judged_on: str, share: float = 0.0) -> Dataset:
+    """Training examples, a `share` with random labels, and those held out of them ("validation") or the test set."""
+    full = data.load(dataset)
     held_out = data.validation_split(full, fraction=0.25)
-    if share := TASKS[task].random_labels:
+    if share:
         rng, labels = np.random.default_rng(2), held_out.y_train
         wrong = rng.integers(0, len(full.classes), len(labels)).astype(labels.dtype)
         held_out = replace(held_out, y_train=np.where(rng.random(len(labels)) < share, wrong, labels))
@@ -146,18 +137,16 @@ def _percent_right(model: Model, params: Params, x: Array, y: Array) -> Array:
 
 
 WORKER = Variant(num_workers=1024, loss_scale=1.0, factor=1.0)
+HALF_WORKER = WORKER._replace(forward=HALF, backward=HALF)
 PRODUCTS = {name: Variant(forward=name, backward=name) for name in (HALF, E5M2, E4M3)}
 MIXED, EVERYTHING = PRODUCTS[HALF], Variant(*[HALF] * 5)
 VARIANTS: dict[str, tuple[str, Variant]] = {
     "worker, float32": ("digits", WORKER),
-    "worker, float16": ("digits", WORKER._replace(forward=HALF, backward=HALF)),
-    "worker, float16, scale 2^20": ("digits", WORKER._replace(forward=HALF, backward=HALF, loss_scale=2.0**20)),
-    "worker, float16, dynamic": (
-        "digits",
-        WORKER._replace(forward=HALF, backward=HALF, loss_scale=2.0**15, factor=2.0),
-    ),
+    "worker, float16": ("digits", HALF_WORKER),
+    "worker, float16, scale 2^20": ("digits", HALF_WORKER._replace(loss_scale=2.0**20)),
+    "worker, float16, dynamic": ("digits", HALF_WORKER._replace(loss_scale=2.0**15, factor=2.0)),
     "worker, bfloat16": ("digits", WORKER._replace(forward="bfloat16", backward="bfloat16")),
-    "alone, float16": ("digits", WORKER._replace(forward=HALF, backward=HALF, num_workers=1)),
+    "alone, float16": ("digits", HALF_WORKER._replace(num_workers=1)),
     "float32": ("signals", Variant()),
     **{f"products {name}": ("signals", variant) for name, variant in PRODUCTS.items()},
     "softmax float16": ("signals", MIXED._replace(softmax=HALF)),
@@ -169,6 +158,7 @@ VARIANTS: dict[str, tuple[str, Variant]] = {
     "mislabelled, everything float16": ("mislabelled signals", EVERYTHING),
     "activations e5m2": ("signals", Variant(forward=E5M2)),
     "gradients e5m2": ("signals", Variant(backward=E5M2)),
+    "momentum e5m2": ("signals", Variant(momentum=E5M2)),
     "stored e5m2": ("signals", Variant(weights=E5M2)),
     "stored e5m2, random": ("signals", Variant(weights=E5M2, rounding="stochastic")),
     "noisy digits, float32": ("noisy digits", Variant()),
@@ -180,15 +170,16 @@ VARIANTS: dict[str, tuple[str, Variant]] = {
 def train_variant(variant: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
     """Accuracy in per cent at the end, and the loss of the sixth step."""
     name, chosen = VARIANTS[variant]
-    task, examples = TASKS[name], _examples(name, judged_on)
+    task = TASKS[name]
+    examples = _examples(task.dataset, judged_on, task.random_labels)
     rng, count = np.random.default_rng(seed), len(examples.x_train)
     whole = count - count % task.batch_size  # each epoch takes whole batches only
     epochs = -(-task.steps * task.batch_size // whole)
     rows = np.concatenate([rng.permutation(count)[:whole] for _ in range(epochs)]).reshape(-1, task.batch_size)
     # rbg: a generator that compiles and draws far faster than JAX's usual one
     keys = jax.random.split(jax.random.key(seed, impl="unsafe_rbg"), task.steps)
-    params = jax.tree.map(lambda w: _rounded(w, chosen.weights), jax.jit(task.model.init)(jax.random.key(seed)))
-    state = params, task.optimizer.init(params), jnp.float32(chosen.loss_scale), jnp.int32(0)
+    params = jax.tree.map(lambda w: quantize(w, chosen.weights), jax.jit(task.model.init)(jax.random.key(seed)))
+    state = params, optimizer_of(name, chosen).init(params)
     given = np.float32(learning_rate), examples.x_train, examples.y_train
     run = train.run(training_step(name, chosen), state, (rows[: task.steps], keys), *given, progress=False)
     accuracy = _percent_right(task.model, run.state[0], examples.x_test, examples.y_test)
@@ -230,14 +221,7 @@ RATES = tuple(2.0**exponent for exponent in range(-11, -3))
 SCALES = (1.0, 32.0)  # by which the loss is multiplied: 32 undoes the mean over a batch
 TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8, 16)
 OUTPUTS = Fixed(6, 10)  # of the layers, whatever the rest has: in words with a longer fraction they overflow
-
-
-@functools.cache
-def _images(judged_on: str) -> Dataset:
-    """The same 6,000 training images, with those held out of them ("validation") or the test set to judge by."""
-    images = data.load("mnist")
-    held_out = data.validation_split(images, fraction=0.25)
-    return replace(held_out, x_test=images.x_test, y_test=images.y_test) if judged_on == "test" else held_out
+LENET_MODEL = models.lenet()
 
 
 def _round(x: Array, word: Fixed, rounding: str, key: Array) -> Array:
@@ -256,13 +240,6 @@ _output.defvjp(
 )
 
 
-def _logits(params: models.Params, x: Array, output: Callable[[Array], Array]) -> Array:
-    """LeNet, with `output` applied to what each layer computes."""
-    for name, layer in models.lenet().layers.items():
-        x = layer.activation(output(layer.compute(params[name], x)))
-    return x
-
-
 @functools.partial(jax.jit, static_argnames="rounding")
 def _train(
     params: models.Params, order: Array, x: Array, y: Array, key: Array, word: Fixed, rate: Array, scale: Array,
@@ -279,8 +256,10 @@ def _train(
         keys = map(functools.partial(jax.random.fold_in, jax.random.fold_in(key, number)), itertools.count())
 
         def loss(w: Array) -> Array:
-            z = _logits(as_layers(w), x[rows], lambda h: _output(h, word, next(keys), rounding))
-            return -scale * jnp.take_along_axis(jax.nn.log_softmax(z), y[rows][:, None], 1).mean()
+            h, layers = x[rows], as_layers(w)
+            for name, layer in LENET_MODEL.layers.items():
+                h = layer.activation(_output(layer.compute(layers[name], h), word, next(keys), rounding))
+            return -scale * jnp.take_along_axis(jax.nn.log_softmax(h), y[rows][:, None], 1).mean()
 
         value, gradient = jax.value_and_grad(loss)(w)
         memory = _round(MOMENTUM * memory + gradient / scale, word, rounding, next(keys))
@@ -290,11 +269,6 @@ def _train(
     return as_layers(w), losses
 
 
-@jax.jit
-def _accuracy(params: models.Params, x: Array, y: Array) -> Array:
-    return train.evaluate(models.lenet(), params, x, y)[1]
-
-
 def trial(
     fraction_bits: int, rounding: str, loss_scale: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
@@ -302,18 +276,18 @@ def trial(
 
     `rounding` "none" trains in float32, whatever `fraction_bits` says.
     """
-    images = _images(judged_on)
+    images = _examples("mnist", judged_on)
     rng, count = np.random.default_rng(seed), len(images.x_train)
     order = np.concatenate([rng.permutation(count) for _ in range(-(-STEPS * BATCH_SIZE // count))])
     # rbg: a generator that compiles and draws far faster than JAX's usual one
     keys = jax.random.key(seed), jax.random.key(seed, impl="unsafe_rbg")
-    params = jax.jit(models.lenet().init)(keys[0])
+    params = jax.jit(LENET_MODEL.init)(keys[0])
     rows = order[: STEPS * BATCH_SIZE].reshape(STEPS, BATCH_SIZE)
     word = Fixed(16 - fraction_bits, fraction_bits)
     numbers = np.float32(learning_rate), np.float32(loss_scale)
     params, losses = _train(params, rows, images.x_train, images.y_train, keys[1], word, *numbers, rounding)
-    accuracy = 100 * float(_accuracy(params, images.x_test, images.y_test))
-    return {"accuracy": accuracy, "second_loss": losses[1], "early_loss": losses[5]}
+    accuracy = _percent_right(LENET_MODEL, params, images.x_test, images.y_test)
+    return {"accuracy": float(accuracy), "second_loss": losses[1], "early_loss": losses[5]}
 
 
 def plan(run: RunTrials) -> None:
