@@ -17,15 +17,13 @@ from dlscale.sgd import exercises
 
 
 def test_each_method_walks_as_it_does_alone():
-    rates = np.array([0.01, 0.1])
-    found = sgd.race("Beale's valley", rates, (1.0, 1.5))
+    found, loss = sgd.race("Beale's valley", np.array([0.01, 0.1]), (1.0, 1.5)), sgd.LANDSCAPES["Beale's valley"].loss
     assert list(found) == list(sgd.METHODS)
-    for name, method in sgd.METHODS.items():
-        optimizer, w = method(0.01), jnp.array([1.0, 1.5])
-        state, loss = optimizer.init(w), sgd.LANDSCAPES["Beale's valley"].loss
+    for name, (weights, losses) in found.items():
+        assert weights.shape == (2, 201, 2) and losses.shape == (2, 201)
+        optimizer, w = sgd.METHODS[name](0.01), jnp.array([1.0, 1.5])
+        state = optimizer.init(w)
         for t in range(5):
-            weights, losses = found[name]
-            assert weights.shape == (2, 201, 2) and losses.shape == (2, 201)
             np.testing.assert_allclose(weights[0, t], w, rtol=1e-4, err_msg=name)
             np.testing.assert_allclose(losses[0, t], loss(w), rtol=1e-4)
             updates, state = optimizer.update(jax.grad(loss)(w), state, w)
@@ -34,13 +32,11 @@ def test_each_method_walks_as_it_does_alone():
 
 @pytest.mark.parametrize("name", ["ravine", "saddle"])
 def test_rotation_turns_the_paths_of_plain_methods_only(name):
-    start = np.array(sgd.LANDSCAPES[name].start)
     rotation = np.array([[1, 1], [-1, 1]]) / 2**0.5
-    plain = sgd.race(name, np.array([0.05, 0.1]), tuple(start))
-    rotated = sgd.race(f"rotated {name}", np.array([0.05, 0.1]), tuple(start @ rotation))
-    for method in ("SGD", "momentum", "Nesterov"):
-        np.testing.assert_allclose(rotated[method][0][:, :20], plain[method][0][:, :20] @ rotation, atol=1e-2)
-    assert np.abs(rotated["Adagrad"][0][:, :20] - plain["Adagrad"][0][:, :20] @ rotation).max() > 0.1
+    start = tuple(np.array(sgd.LANDSCAPES[name].start) @ rotation)
+    plain, rotated = sgd.race(name, np.array([0.1])), sgd.race(f"rotated {name}", np.array([0.1]), start)
+    off = {method: np.abs(rotated[method][0] - plain[method][0] @ rotation)[:, :20].max() for method in sgd.METHODS}
+    assert max(off[method] for method in ("SGD", "momentum", "Nesterov")) < 0.01 < 0.1 < off["Adagrad"]
 
 
 def test_steps_are_counted_until_the_losses_stay_low():
@@ -50,232 +46,149 @@ def test_steps_are_counted_until_the_losses_stay_low():
     assert sgd.best_rate(np.array([[9, 9, np.nan], [9, 9, 3.0], [9, 9, 2.0]]), 1.0) == 2
 
 
-# Exercises
+# Exercises: what is right is accepted however it is written, what is naive is refused
 
 
-def dealer(order_of=lambda order, rng: rng.permutation(len(order)), *, twice=1, stale=False):
-    """The loop of the exercise, with an order of its own or a fault in stepping."""
-
-    def answer(w, x, y, learning_rate, batch_size, epochs, rng):
-        first, order, dealt = w, rng.permutation(len(x)), []
-        for epoch in range(epochs):
-            order = order_of(order, rng) if epoch else order
-            for rows in np.reshape(order, (-1, batch_size)):
-                at = first if stale else w
-                w = w - learning_rate * twice * 2 * x[rows].T @ (x[rows] @ at - y[rows]) / len(rows)
-                dealt.append(rows)
-        return w, dealt
-
-    return answer
+def changed(exercise, *parts):
+    """The reference solution with this part of its code replaced."""
+    assert exercise.code.count(parts[0]) == 1
+    names = {"np": np, "jnp": jnp}
+    exec(exercise.code.replace(*parts), names)
+    return names[exercise.answer]
 
 
-def in_place(order, rng):
-    order = order.copy()
-    rng.shuffle(order)
-    return order
+def orders(first, following):
+    """SGD with epochs that each make their order of the one before."""
+    loop, order = "    for _ in range(epochs):\n", "        order = rng.permutation(len(x))\n"
+    return changed(exercises.epochs, loop + order, f"    order = {first}\n{loop}        order = {following}\n")
 
 
-def test_an_epoch_uses_every_example_once_in_a_new_order():
-    for right in (dealer(), dealer(in_place), dealer(lambda order, rng: np.argsort(rng.random(len(order))))):
-        assert exercises.epochs.judge(right)[0]
-    same, twice = "the same order", "twice"
-    for order_of, told in (
-        (lambda order, rng: order, same),
-        (lambda order, rng: np.roll(order, 1), same),
-        (lambda order, rng: np.roll(order, rng.integers(len(order))), same),
-        (lambda order, rng: order[::-1], same),
-        (lambda order, rng: rng.choice(len(order), len(order)), twice),
-    ):
-        assert told in exercises.epochs.judge(dealer(order_of))[1]
-    for wrong in (dealer(twice=2), dealer(stale=True)):
-        assert "The last w" in exercises.epochs.judge(wrong)[1]
-    assert "shape" in exercises.epochs.judge(lambda w, x, *_: (w, [range(len(x))]))[1]
-
-
-def test_minibatches_that_stay_together_are_no_new_order():
-    def answer(w, x, y, learning_rate, batch_size, epochs, rng):
-        batches = rng.permutation(len(x)).reshape(-1, batch_size)
-        return dealer(lambda order, rng: rng.permutation(batches).ravel())(
-            w, x, y, learning_rate, batch_size, epochs, rng
-        )
-
-    def as_stored(w, x, y, learning_rate, batch_size, epochs, rng):
-        class Stored:
-            permutation = staticmethod(np.arange)
-
-        return dealer(lambda order, _: rng.permutation(len(order)))(
-            w, x, y, learning_rate, batch_size, epochs, Stored()
-        )
-
-    assert "twice" in exercises.epochs.judge(answer)[1] or "same order" in exercises.epochs.judge(answer)[1]
-    assert "stored" in exercises.epochs.judge(as_stored)[1]
-
-
-def test_the_error_of_a_minibatch_is_predicted_from_single_gradients():
-    def expected(gradients, batch_size, power=0.5, ddof=0, draws=False):
-        left = (len(gradients) - batch_size) / (len(gradients) - 1) if draws else 1
-        spread = np.sqrt(gradients.var(0, ddof=ddof).sum() * left)
-        return spread / batch_size**power / np.linalg.norm(gradients.mean(0))
-
-    right = (expected, lambda g, b: expected(g, b, ddof=1), lambda g, b: jnp.float32(expected(g, b, draws=True)))
-    wrong = (
-        lambda g, b: expected(g, b, power=1),
-        lambda g, b: expected(g, b) * np.linalg.norm(g.mean(0)),
-        lambda g, b: np.linalg.norm(g - g.mean(0), axis=1).mean() / b**0.5 / np.linalg.norm(g.mean(0)),
-        lambda g, b: expected(g, b) / g.shape[1] ** 0.5,
-    )
-    assert all(exercises.noise.judge(answer)[0] for answer in right)
-    assert not any(exercises.noise.judge(answer)[0] for answer in wrong)
-
-
-def adam(*, correct=True, square=0.999, one_line=False):
-    def answer(w, m, v, gradient, step, learning_rate):
-        m, v = 0.9 * m + 0.1 * gradient, square * v + (1 - square) * gradient**2
-        first, second = (1 - 0.9**step, 1 - square**step) if correct else (1, 1)
-        if one_line:
-            return w - learning_rate * second**0.5 / first * m / (np.sqrt(v) + 1e-8), m, v
-        return w - learning_rate * m / first / (np.sqrt(v / second) + 1e-8), m, v
-
-    return answer
-
-
-def test_adam_needs_its_corrections_and_its_memories():
-    for right in (adam(), adam(one_line=True), lambda *given: map(jnp.float32, adam()(*given))):
-        assert exercises.adam.judge(right)[0]
-    for wrong in (adam(correct=False), adam(square=0.99), lambda w, m, v, g, *_: (w - 0.1 * g, m, v)):
-        assert "The direction of step" in exercises.adam.judge(wrong)[1]
-
-    def hands_on_corrected(w, m, v, gradient, step, learning_rate):
-        w, m, v = adam()(w, m, v, gradient, step, learning_rate)
-        return w, m / (1 - 0.9**step), v / (1 - 0.999**step)
-
-    assert not exercises.adam.judge(hands_on_corrected)[0]
-
-
-def three_layers(*, masked=(True, True), share=1.0, rounded=np.float64):
-    def answer(W2, W3, X, Y, Z1, Z2, P):
-        delta3 = share * (P - Y) / len(X)
-        delta2 = (delta3 @ W3.T) * (Z2 > 0 if masked[1] else 1)
-        delta1 = (delta2 @ W2.T) * (Z1 > 0 if masked[0] else 1)
-        return [
-            rounded(part) for part in (X.T @ delta1, np.maximum(Z1, 0).T @ delta2, np.where(Z2 > 0, Z2, 0).T @ delta3)
-        ]
-
-    return answer
-
-
-def by_jax(W2, W3, X, Y, Z1, Z2, P):
+def backward_by_jax(W2, W3, X, Y, Z1, Z2, P):
     """Repeats the forward pass without its biases, and lets JAX differentiate it."""
 
     def loss(Z1, W2, W3):
-        scores = jnp.maximum(jnp.maximum(Z1, 0) @ W2, 0) @ W3
-        return optax.softmax_cross_entropy(scores, Y).mean()
+        return optax.softmax_cross_entropy(jax.nn.relu(jax.nn.relu(Z1) @ W2) @ W3, Y).mean()
 
     delta1, *rest = jax.grad(loss, argnums=(0, 1, 2))(Z1, W2, W3)
     return [X.T @ delta1, *rest]
 
 
-def test_a_backward_pass_is_right_only_with_its_own_masks_and_what_was_saved():
-    assert exercises.backward.judge(three_layers())[0]
-    assert exercises.backward.judge(three_layers(rounded=np.float32))[0]
-    for wrong in (
-        three_layers(masked=(False, True)),
-        three_layers(masked=(True, False)),
-        three_layers(share=2.0),
-        by_jax,
-    ):
-        assert "The gradient of W" in exercises.backward.judge(wrong)[1]
-    assert not exercises.backward.judge(lambda *given: three_layers()(*given)[:2])[0]
+def degree(price):
+    """Chooses the degree by the training error and a price for each coefficient: log(samples) is that of the BIC."""
+
+    def choose(x, y):
+        fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1]) for d in range(1, 16)]
+        scores = [len(x) * np.log(np.mean((fit(x) - y) ** 2)) + d * price(len(x)) for d, fit in enumerate(fits)]
+        return jnp.asarray(1 + np.argmin(scores))
+
+    return choose
 
 
-def test_the_reference_backward_pass_is_that_of_jax():
-    rng = np.random.default_rng(0)
-    W1, W2, W3, X = (jnp.asarray(rng.normal(size=shape)) for shape in ((4, 5), (5, 6), (6, 3), (7, 4)))
+ONE_ORDER, BATCHES = "rng.permutation(len(x))", "rng.permutation(len(x)).reshape(-1, batch_size)"
+KINGMA = "learning_rate * (1 - 0.999**step)**0.5 / (1 - 0.9**step) * m / (v**0.5 + 1e-8)"
+ANSWERS = [  # an exercise, an answer or a change of the solution, and what is said of it: None if it is right
+    ("epochs", orders("0", "np.argsort(rng.random(len(x)))"), None),
+    ("epochs", orders("np.arange(len(x))", "order.copy(); rng.shuffle(order)"), None),
+    ("epochs", orders(ONE_ORDER, "np.roll(order, 1)"), "nearly the order"),
+    ("epochs", orders(ONE_ORDER, "order[::-1]"), "nearly the order"),
+    ("epochs", orders("0", "np.arange(len(x))"), "nearly the stored order"),
+    ("epochs", orders("0", "rng.choice(len(x), len(x))"), "comes twice"),
+    ("epochs", orders(BATCHES, "rng.permutation(order)"), "nearly the order"),
+    ("epochs", orders(BATCHES, "rng.permuted(rng.permutation(order), axis=1)"), "the same minibatches"),
+    ("epochs", ("* gradient", "* len(rows) * gradient"), "The last w"),
+    ("epochs", ("w = w -", "last = w -"), "The last w"),
+    ("noise", ("var(0)", "var(0, ddof=1)"), None),
+    ("noise", ("    variance = ", "    gradients -= true\n    variance = "), None),
+    ("noise", ("variance**0.5", "jnp.float32(variance * (len(gradients) - batch_size) / len(gradients))**0.5"), None),
+    ("noise", ("variance**0.5", "variance"), "error"),
+    ("noise", (" / (true**2).sum() ** 0.5", ""), "error"),
+    ("noise", ("gradients.var(0).sum()", "np.linalg.norm(gradients - true, axis=1).mean() ** 2"), "error"),
+    ("momentum", 1.9, "The factor"),
+    ("adam", ("learning_rate * m_corrected / (v_corrected**0.5 + 1e-8)", KINGMA), None),
+    ("adam", ("1e-8), m, v", "1e-8), jnp.float32(m), jnp.float32(v)"), None),
+    ("adam", ("m = 0.9 * m + 0.1 * gradient", "m *= 0.9; m += 0.1 * gradient"), None),
+    ("adam", ("m / (1 - 0.9**step)", "m"), "The direction of step"),
+    ("adam", ("1e-8), m, v", "1e-8), m_corrected, v_corrected"), "The direction of step"),
+    ("adam", ("v_corrected**0.5 + 1e-8", "(v_corrected + 1e-8)**0.5"), "The direction of step"),
+    ("adam", (" + 1e-8", ""), "not finite"),
+    ("backward", lambda *given: map(jnp.float32, exercises.three_layers(*given)), None),
+    ("backward", ("(Z2 > 0)\n", "1\n"), "The gradient of W"),
+    ("backward", ("(Z1 > 0)\n", "1\n"), "The gradient of W"),
+    ("backward", ("(P - Y) / len(X)", "P - Y"), "The gradient of W"),
+    ("backward", backward_by_jax, "The gradient of W"),
+    ("degree", degree(np.log), None),
+    ("degree", degree(lambda count: 0), "times that of the best degree"),
+    *(("degree", lambda x, y, fixed=d: fixed, "times that of the best degree") for d in range(1, 16)),
+    ("degree", lambda x, y: 4.5, "whole number"),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "told"), ANSWERS)
+def test_answers(name, answer, told):
+    exercise = getattr(exercises, name)
+    right, said = exercise.judge(changed(exercise, *answer) if isinstance(answer, tuple) else answer)
+    assert right if told is None else told in said, said
+
+
+def test_the_solution_of_the_backward_pass_is_that_of_jax():
+    X, *W = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate([(7, 4), (4, 5), (5, 6), (6, 3)]))
     Y = jax.nn.one_hot(np.arange(7) % 3, 3)
 
-    def loss(W1, W2, W3):
-        return optax.softmax_cross_entropy(jax.nn.relu(jax.nn.relu(X @ W1) @ W2) @ W3, Y).mean()
+    def forward(W):
+        Z1 = X @ W[0]
+        Z2 = jax.nn.relu(Z1) @ W[1]
+        return Z1, Z2, jax.nn.relu(Z2) @ W[2]
 
-    Z1 = X @ W1
-    Z2 = jax.nn.relu(Z1) @ W2
-    ours = three_layers()(W2, W3, X, Y, Z1, Z2, jax.nn.softmax(jax.nn.relu(Z2) @ W3))
-    for mine, theirs in zip(ours, jax.grad(loss, argnums=(0, 1, 2))(W1, W2, W3), strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
-
-
-def test_the_gain_of_momentum():
-    assert exercises.momentum.judge(10)[0] and exercises.momentum.judge(np.float32(10))[0]
-    assert not exercises.momentum.judge(1.9)[0] and not exercises.momentum.judge(9)[0]
-
-
-def information(x, y):
-    """Bayesian information criterion: a rule without held-out data that is right, too."""
-    fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1]) for d in range(1, 16)]
-    scores = [len(x) * np.log(np.mean((fit(x) - y) ** 2)) + np.log(len(x)) * (d + 2) for d, fit in enumerate(fits)]
-    return 1 + int(np.argmin(scores))
-
-
-def test_a_degree_is_chosen_for_the_samples():
-    assert exercises.degree.judge(information)[0]
-    assert exercises.degree.judge(lambda x, y: jnp.asarray(information(x, y)))[0]
-    for fixed in range(1, 16):
-        assert "times that of the best degree" in exercises.degree.judge(lambda x, y, d=fixed: d)[1]
-
-    def lowest_training_error(x, y):
-        fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1]) for d in range(1, 16)]
-        return 1 + int(np.argmin([np.mean((fit(x) - y) ** 2) for fit in fits]))
-
-    assert not exercises.degree.judge(lowest_training_error)[0]
-    assert "whole number" in exercises.degree.judge(lambda x, y: 4.0)[1]
+    *Z, scores = forward(W)
+    ours = exercises.three_layers(W[1], W[2], X, Y, *Z, jax.nn.softmax(scores))
+    theirs = jax.grad(lambda W: optax.softmax_cross_entropy(forward(W)[-1], Y).mean())(W)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), list(ours), theirs)
 
 
 # What to try next
 
 
-def lesson(changes: dict[str, str], *identities: str) -> Cells:
-    cells = Cells("01_sgd", changes)
-    cells.run(*(f"sgd-{name}" for name in ("setup", "loss", *identities)))
-    return cells
+def cells(notebook: str, changes: dict[str, str], names: str) -> Cells:
+    found = Cells(notebook, changes)
+    prefix = "sgd-further" if "further" in notebook else "sgd"
+    found.run(*(f"{prefix}-{name}" for name in ("setup", *names.split())))
+    return found
 
 
 @suggested_by("01_sgd")
 def test_polyaks_momentum_is_the_best_of_four():
-    path = lesson({}, "path")["path"]
+    path = cells("01_sgd", {}, "path")["path"]
     far = {b: np.linalg.norm(path(sgd.ravine, jnp.array([-6.0, 2.5]), 0.8, b)[40]) for b in (0.5, 0.64, 0.8, 0.9)}
     assert min(far, key=far.get) == 0.64 and far[0.5] > 10
 
 
 @suggested_by("01_sgd")
-@pytest.mark.parametrize("changed", ["TARGET = 0.25", "hidden=(32,)"])
-def test_a_lower_target_and_a_smaller_network_need_more_updates(changed):
-    changes = {"TARGET = 0.3": changed} if "TARGET" in changed else {"hidden=(128,)": changed}
-    before, after = (lesson(some, "sgd", "compiled", "count") for some in ({}, changes))
-    for batch, rate in ((16, 0.5), (256, 1.0), (1437, 1.0)):
-        first, second = (
-            np.mean([c["train_to_target"](batch, rate, seed)[0] for seed in range(3)]) for c in (before, after)
-        )
-        assert first < second < 5000
+def test_a_lower_target_needs_more_updates():
+    found = cells("01_sgd", {}, "loss sgd compiled count")
+    for setting in ((16, 0.5), (256, 1.0), (1437, 1.0)):
+        needed = []
+        for found.data["TARGET"] in (0.3, 0.25):
+            needed.append(np.mean([found["train_to_target"](*setting, seed)[0] for seed in range(3)]))
+        assert needed[0] < needed[1] < 5000
 
 
-def further(changes: dict[str, str], *identities: str) -> Cells:
-    cells = Cells("further/01_sgd_further", changes)
-    cells.run(*(f"sgd-further-{name}" for name in ("setup", *identities)))
-    return cells
+@suggested_by("01_sgd")
+def test_from_the_ridge_of_the_saddle_nobody_leaves_and_beside_it_adagrad_does_at_once():
+    rates = 10.0 ** np.arange(-3.0, 2.01, 0.05)
+    on, beside = ({name: sgd.steps_to_arrive(losses, -0.99).min() for name, (_, losses) in found.items()}
+                  for found in (sgd.race("saddle", rates, (1.2, w)) for w in (0.0, 1e-4)))  # fmt: skip
+    assert {*on.values()} == {200}
+    assert beside["Adagrad"] < 8 and beside["SGD"] > 12
 
 
 @suggested_by("01_sgd_further")
 @pytest.mark.parametrize("bug", ["no mask", "doubled"])
 def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
-    spoiled = {
-        "no mask": {"(delta2 @ W2.T) * (Z2 > 0)": "delta2 @ W2.T"},
-        "doubled": {
-            "(delta2 @ W2.T) * (Z2 > 0)": "(delta2 @ W2.T) * (Z1 > 0)",
-            "(jax.nn.softmax(H2 @ W3) - Y) / len(X)": "2 * (jax.nn.softmax(H2 @ W3) - Y) / len(X)",
-        },
-    }[bug]
+    mask, output = "(delta2 @ W2.T) * (Z2 > 0)", "(jax.nn.softmax(H2 @ W3) - Y) / len(X)"
+    doubled = {mask: "(delta2 @ W2.T) * (Z1 > 0)", output: f"2 * {output}"}
     names = "suspect signals batch tuned bug-code frozen bug-learn bug-trial bug-run bug-accuracy"
-    cells = further(spoiled, *names.split())
-    lost = (cells["good"] - cells["bad"]).mean()
+    found = cells("further/01_sgd_further", {mask: "delta2 @ W2.T"} if bug == "no mask" else doubled, names)
+    lost = (found["good"] - found["bad"]).mean()
     assert lost > 1.5 if bug == "no mask" else abs(lost) < 1.5
 
 
@@ -283,9 +196,8 @@ def test_tuning_hides_a_doubled_gradient_but_no_missing_mask(bug):
 def test_a_larger_batch_can_be_dealt():
     changes = {"BATCH, EPOCHS = 30, 15": "BATCH, EPOCHS = 300, 15", "range(10120, 10136)": "range(10120, 10123)"}
     names = "signals batch tuned learn orders one-order orders-all orders-run orders-tune"
-    cells = further(changes, *names.split())
-    assert {*cells["test_accuracy"]} == {"reshuffled", "fixed batches", "one order", "sorted"}
-    assert cells["test_accuracy"]["reshuffled"].mean() > cells["test_accuracy"]["sorted"].mean() + 5
+    accuracy = cells("further/01_sgd_further", changes, names)["test_accuracy"]
+    assert accuracy["reshuffled"].mean() > accuracy["sorted"].mean() + 5
 
 
 @suggested_by("01_sgd_further")
@@ -295,6 +207,6 @@ def test_nesterovs_steps_can_join():
         'GRID = {"SGD": ': 'GRID = {"Nesterov": [2.0**k for k in range(-6, 3)], "SGD": ',
     }
     names = "digits live-code target-code target-loss target-several target target-pairs target-run"
-    search = further(changes, *names.split())["search"]
+    search = cells("further/01_sgd_further", changes, names)["search"]
     everything = {name: search[name, size].test.mean() for name, size in search if size > 1000}
     assert everything["Nesterov"] < everything["SGD"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from cells import Cells
@@ -11,105 +13,55 @@ from dlscale import start_here
 from dlscale.course import records
 from dlscale.start_here import exercises, experiment
 
-
-def judged(exercise, answer) -> bool:
-    return exercise.judge(answer)[0]
-
-
-def speed_up(one, many, machines, target, arrival):
-    return machines * arrival(one, target) / arrival(many, target)
+RECORD = records.read("start_here-machines")
 
 
 def first(curve, target):
     return next((place for place, value in enumerate(curve, 1) if value >= target), np.nan)
 
 
-ARRIVALS = {
-    "of a run that never arrives": lambda curve, target: (curve >= target).argmax() + 1,
-    "counted from 0": lambda curve, target: first(curve, target) - 1,
-    "above the target only": lambda curve, target: first(curve, np.nextafter(target, 1)),
-    "for good": lambda curve, target: len(curve) - (curve < target)[::-1].argmax() + 1,
-    "with a penalty": lambda curve, target: np.nan_to_num(first(curve, target), nan=2 * len(curve)),
-    "sorted": lambda curve, target: np.searchsorted(curve, target) + 1,
-}
-
-
-def test_a_loop_that_counts_passes_is_right():
-    assert judged(exercises.speed_up, lambda *given: speed_up(*given, first))
-
-
-@pytest.mark.parametrize("never", [None, np.nan, np.float32("nan"), np.array(np.nan)])
-def test_a_run_that_never_arrives_gives_no_number(never):
+def speed_up(arrival=first, never=np.nan):
     def answer(one, many, machines, target):
-        return speed_up(one, many, machines, target, first) if (many >= target).any() else never
+        arrived = arrival is not first or (many >= target).any()
+        return machines * arrival(one, target) / arrival(many, target) if arrived else never
 
-    assert judged(exercises.speed_up, answer)
-
-
-@pytest.mark.parametrize("never", [0, np.inf, 60, "never"])
-def test_a_number_for_a_run_that_never_arrives_is_refused(never):
-    def answer(one, many, machines, target):
-        return speed_up(one, many, machines, target, first) if (many >= target).any() else never
-
-    assert not judged(exercises.speed_up, answer)
-
-
-def test_none_for_a_run_that_arrives_is_refused():
-    assert not judged(exercises.speed_up, lambda *given: None)
-
-
-@pytest.mark.parametrize("right", [[200, 10, 1], np.array([200.0, 10.0, 1.0]), iter((200, 10, 1))])
-def test_steps_in_every_shape(right):
-    assert judged(exercises.steps, right)
-
-
-@pytest.mark.parametrize("wrong", [[3000, 150, 15], [200, 200, 200], [200, 10], 1])
-def test_other_steps_are_refused(wrong):
-    assert not judged(exercises.steps, wrong)
-
-
-@pytest.mark.parametrize("name", ARRIVALS)
-def test_a_wrong_arrival_is_refused(name):
-    assert not judged(exercises.speed_up, lambda *given: speed_up(*given, ARRIVALS[name]))
+    return answer
 
 
 def later(value):
-    """An answer: the run that has the larger value."""
+    """The run that has the larger value."""
     return lambda first, second: int(value(second) > value(first))
 
 
-def test_whoever_looks_at_the_end_of_the_runs_tells_them_apart():
-    assert judged(exercises.stopped, later(lambda run: np.polyfit(range(len(run) // 3), run[-(len(run) // 3) :], 1)[0]))
-    assert judged(exercises.stopped, later(lambda run: run[-8:].mean() - run[-16:-8].mean()))
+ANSWERS = [  # an exercise, an answer, and whether it is right
+    ("steps", (200, 10, 1), True),
+    ("steps", np.array([200.0, 10.0, 1.0]), True),
+    ("steps", iter((200, 10, 1)), True),
+    ("steps", [3000, 150, 15], False),
+    ("steps", [200, 10], False),
+    *(("speed_up", speed_up(never=never), True) for never in (None, np.float32("nan"), np.array(np.nan))),
+    *(("speed_up", speed_up(never=never), False) for never in (0, np.inf, 60, "never")),
+    ("speed_up", lambda *given: None, False),
+    ("speed_up", speed_up(lambda curve, target: (curve >= target).argmax() + 1), False),
+    ("speed_up", speed_up(lambda curve, target: first(curve, target) - 1), False),
+    ("speed_up", speed_up(lambda curve, target: first(curve, np.nextafter(target, 1))), False),
+    ("speed_up", speed_up(lambda curve, target: len(curve) - (curve < target)[::-1].argmax() + 1), False),
+    ("speed_up", speed_up(lambda curve, target: np.nan_to_num(first(curve, target), nan=2 * len(curve))), False),
+    ("speed_up", speed_up(lambda curve, target: np.searchsorted(curve, target) + 1), False),
+    ("stopped", later(lambda run: np.polyfit(range(len(run) // 3), run[-(len(run) // 3) :], 1)[0]), True),
+    ("stopped", later(lambda run: run[-8:].mean() - run[-16:-8].mean()), True),
+    ("stopped", later(lambda run: run[-1]), False),
+    ("stopped", later(lambda run: run[-1] - run[-2]), False),
+    ("stopped", later(lambda run: run[-1] - run[0]), False),
+    ("stopped", later(lambda run: -run.mean()), False),
+    ("stopped", lambda first, second: mock.ANY, False),  # equal to everything
+]
 
 
-NAIVE = {
-    "the height": lambda run: run[-1],
-    "the last step": lambda run: run[-1] - run[-2],
-    "the whole rise": lambda run: run[-1] - run[0],
-    "the mean": lambda run: -run.mean(),
-    "always the same": lambda run: 0,
-}
-
-
-class Agreeable:
-    def __eq__(self, other):
-        return True
-
-
-def test_what_equals_everything_is_no_answer():
-    assert not judged(exercises.stopped, lambda first, second: Agreeable())
-
-
-@pytest.mark.parametrize("name", NAIVE)
-def test_a_naive_look_does_not(name):
-    assert not judged(exercises.stopped, later(NAIVE[name]))
-
-
-# The record
-
-
-RECORD = records.read("start_here-machines")
+@pytest.mark.parametrize(("name", "answer", "right"), ANSWERS)
+def test_answers(name, answer, right):
+    judged, line = getattr(exercises, name).judge(answer)
+    assert judged is right, line
 
 
 def test_a_test_falls_on_each_number_of_passes_that_is_recorded():
@@ -129,18 +81,12 @@ def test_the_recorded_rates_are_those_that_tuning_chose():
 
 
 def test_a_run_that_never_arrives_counts_all_its_passes():
-    trials = [
-        records.Trial(
-            {"machines": n, "learning_rate": 0.5, "seed": seed, "judged_on": on},
-            {"passes to 50 %": np.nan if seed == n == 200 else 10.0},
-            1.0,
-        )
-        for n in (1, 200)
-        for seed in (199, 200)
-        for on in ("validation", "test")
-    ]
-    record = records.Record("toy", "", {}, trials)
-    np.testing.assert_allclose(start_here.speed_up(record, 200, 50), [200, 200 / 15])
+    trials = []
+    for n, seed, on in ((n, seed, on) for n in (1, 200) for seed in (199, 200) for on in ("validation", "test")):
+        setting = {"machines": n, "learning_rate": 0.5, "seed": seed, "judged_on": on}
+        trials.append(records.Trial(setting, {"passes to 50 %": np.nan if seed == n == 200 else 10.0}, 1.0))
+    found = start_here.speed_up(records.Record("toy", "", {}, trials), 200, 50)
+    np.testing.assert_allclose(found, [200, 200 / 15])
 
 
 # What is suggested
@@ -157,17 +103,16 @@ def test_the_lesson_takes_the_rates_that_were_best_after_ten_passes():
     assert rates == {machines: start_here.tuned(RECORD, machines, "after 10 passes")[0] for machines in rates}
 
 
-def few(machines: int, seeds: int = 2) -> dict[str, str]:
-    """Changes that run one number of machines with few seeds."""
-    return {"range(5)": f"range({seeds})", "machines = [1, 5, 20, 50, 200]": f"machines = [{machines}]"}
+def accuracy(machines: int, seeds: int, changes: dict[str, str]) -> np.ndarray:
+    """Of one number of machines with few seeds."""
+    changes |= {"range(5)": f"range({seeds})", "machines = [1, 5, 20, 50, 200]": f"machines = [{machines}]"}
+    return lesson(changes, "runs", "accuracy")["accuracy"][machines]
 
 
 @suggested_by("00_start_here")
 def test_without_momentum_200_machines_do_not_reach_the_target():
-    cells = lesson(
-        few(200) | {"optax.sgd(learning_rate, momentum=0.9)": "optax.sgd(learning_rate)"}, "runs", "accuracy"
-    )
-    assert cells["accuracy"][200].max() < 50
+    plain = {"optax.sgd(learning_rate, momentum=0.9)": "optax.sgd(learning_rate)"}
+    assert accuracy(200, 2, plain).max() < 50
 
 
 @suggested_by("00_start_here")
@@ -179,8 +124,8 @@ def test_twice_the_passes_of_200_machines_do_not_close_the_gap_of_a_falling_rate
 
 @suggested_by("00_start_here")
 def test_one_machine_that_trains_longer_wants_a_smaller_rate():
-    ends = []
-    for rate in ("1 / 64", "1 / 128"):
-        changes = few(1, 3) | {"passes = {1: 10,": "passes = {1: 60,", "{1: 1 / 64,": f"{{1: {rate},"}
-        ends.append(lesson(changes, "runs", "accuracy")["accuracy"][1][:, -1].mean())
-    assert ends[1] > ends[0]
+    large, small = (
+        accuracy(1, 3, {"passes = {1: 10,": "passes = {1: 60,", "{1: 1 / 64,": f"{{1: {rate},"})[:, -1].mean()
+        for rate in ("1 / 64", "1 / 128")
+    )
+    assert small > large

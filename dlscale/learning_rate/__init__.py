@@ -8,7 +8,8 @@ def schedules(steps: int) -> dict[str, np.ndarray]:
 
     "step" divides by ten at half and at three quarters of the time, "step, later" at three quarters and seven eighths;
     "exponential" falls by 100 in all. "cyclical" goes up and down four times between 0.1 and 1; "one-cycle" climbs for
-    30 % of the time and is back at 85 % (Smith & Topin 2017, arXiv:1708.07120). "warm-up" climbs for a tenth.
+    30 % of the time and is back at 85 % (Smith & Topin 2017, arXiv:1708.07120). "warm-up" climbs for a tenth, and
+    "late" falls to 0 in the last quarter.
     """
     time = np.arange(steps) / steps
     return {
@@ -21,4 +22,5 @@ def schedules(steps: int) -> dict[str, np.ndarray]:
         "one-cycle": np.interp(time, [0, 0.3, 0.85, 1], [1 / 25, 1, 1 / 25, 1 / 250_000]),
         "cosine": (1 + np.cos(np.pi * time)) / 2,
         "linear": 1 - time,
+        "late": np.minimum(1, 4 - 4 * time),
     }

@@ -21,20 +21,29 @@ def _log_rates(ax: Axes, low: float, high: float, every: int = 1) -> None:
     ax.minorticks_off()
 
 
+def _accuracies(
+    accuracies: Mapping[str, np.ndarray], x: Sequence[float], gap: float, colors: Sequence[str] = COLORS
+) -> tuple[Figure, Axes]:
+    """A line with its interval for each array of accuracies, (seeds, len(x)) in per cent; names are `gap` apart."""
+    figure, ax = figures.new(height=3.2)
+    pairs = zip(accuracies.items(), colors, strict=False)
+    lines = {name: figures.band(ax, x, values, color, marker="o") for (name, values), color in pairs}
+    figures.names(ax, lines, gap)
+    ax.set(ylabel="validation accuracy (%)")
+    ax.set_title("band: 95 % interval of the mean over the seeds", fontsize=9, color=figures.GREY)
+    return figure, ax
+
+
 def by_rate(
     accuracies: Mapping[str, np.ndarray], rates: Sequence[float], gap: float = 1.5, xlabel: str = "learning rate"
 ) -> None:
-    """Validation accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each schedule."""
-    figure, ax = figures.new(height=3.2)
-    pairs = zip(accuracies.items(), COLORS, strict=False)
-    lines = {name: figures.band(ax, rates, values, color, marker="o") for (name, values), color in pairs}
-    figures.names(ax, lines, gap)
+    """Validation accuracy, (seeds, rates) in per cent, by learning rate, for each schedule."""
+    figure, ax = _accuracies(accuracies, rates, gap)
+    ax.set(xlabel=xlabel)
     if min(values.mean(0).min() for values in accuracies.values()) < 15:
         ax.axhline(10, color=figures.GREY, linestyle=":")
         ax.text(rates[0], 11, "guessing", color=figures.GREY)
         ax.set_ylim(0, None)
-    ax.set(xlabel=xlabel, ylabel="validation accuracy (%)")
-    ax.set_title("band: 95 % interval of the mean over the seeds", fontsize=9, color=figures.GREY)
     _log_rates(ax, min(rates), max(rates))
     best = (f"{name} {values.mean(0).max():.0f} % at {rates[values.mean(0).argmax()]:.2g}".strip()
             for name, values in accuracies.items())  # fmt: skip
@@ -109,9 +118,8 @@ def sharpness(
 
         def update(choice: float) -> list[Artist]:
             losses, sharp, rate = runs[choice]
-            for lines, values, most in ((fall, losses, 1e3), (rise, sharp, 1e3)):
-                for line, curve in zip(lines, values, strict=True):
-                    line.set_ydata(np.clip(np.nan_to_num(curve, nan=most), 1e-3, most))
+            for line, curve in zip([*fall, *rise], [*losses, *sharp], strict=True):
+                line.set_ydata(np.clip(np.nan_to_num(curve, nan=1e3), 1e-3, 1e3))
             limit.set_ydata([2 / rate] * 2)
             text.set_y(2 / rate - highest / 50)
             return [*fall, *rise, limit, text]
@@ -120,9 +128,7 @@ def sharpness(
 
     def caption(choice: float) -> str:
         losses, sharp, rate = runs[choice]
-        begin = (
-            f"Learning rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}. The sharpness begins at {sharp[:, 0].mean():.1f}"
-        )
+        begin = f"Rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}. The sharpness begins at {sharp[:, 0].mean():.1f}"
         if (failed := (~np.isfinite(losses[:, -1])).sum()) == seeds:
             return f"{begin}. The run diverges." if seeds == 1 else f"{begin}. All runs diverge."
         fall, end = np.nanmin(sharp, 1).mean(), np.nanmean(sharp[:, -1])
@@ -187,19 +193,14 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
         (end,) = left.plot([], [], "o", color=figures.RED, markeredgecolor="white", markersize=9)
         (middle,) = left.plot([], [], "*", color=figures.GREEN, markeredgecolor="white", markersize=17)
         left.set(xlabel="weight along, λ = 0.2", ylabel="weight across, λ = 1", title="one run")
-        box = {"facecolor": "white", "alpha": 0.8, "pad": 1, "linewidth": 0}
-        above, below = (
-            {"xytext": (0, y), "textcoords": "offset points", "ha": "center", "bbox": box} for y in (9, -20)
-        )
-        dot = left.annotate("last weights", (0, 0), color=figures.RED, **above)
-        star = left.annotate("mean", (0, 0), color=figures.GREEN, **below)
+        for x, name, color in ((-9.5, "● last weights", figures.RED), (-0.5, "★ mean, blue part", figures.GREEN)):
+            left.text(x, 8.7, name, color=color, backgroundcolor="white")
         (curve,) = right.plot([], [], color=figures.RED)
         (level,) = right.plot([], [], color=figures.GREEN, linewidth=4)
         right.text(0.97, 0.92, "weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
         right.text(0.97, 0.84, "mean of the last quarter", color=figures.GREEN, ha="right", transform=right.transAxes)
-        right.set(
-            xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60), title="mean of 200 runs"
-        )
+        right.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60))
+        right.set_title("mean of 200 runs")
 
         def update(rate: float, schedule: str) -> list[Artist]:
             path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)
@@ -208,10 +209,9 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
             late.set_data(*path[last + 1 :, 0].T)
             end.set_data(*path[-1:, 0].T)
             middle.set_data(*mean[:1].T)
-            dot.xy, star.xy = np.clip([path[-1, 0], mean[0]], -7, 7)
             curve.set_data(range(steps + 1), loss(path))
             level.set_data([last, steps], [loss(mean)] * 2)
-            return [early, late, end, middle, dot, star, curve, level]
+            return [early, late, end, middle, curve, level]
 
         return update
 
@@ -228,18 +228,12 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
 
 def averages(accuracies: Mapping[str, np.ndarray], parts: Sequence[int]) -> None:
     """Validation accuracy (seeds, parts) of mean weights over the last `parts` sixteenths of a run; 0: last weights."""
-    figure, ax = figures.new(height=3.2)
-    pairs = zip(accuracies.items(), (figures.BLACK, figures.BLUE), strict=True)
-    places = range(len(parts))
-    lines = {name: figures.band(ax, places, values, color, marker="o") for (name, values), color in pairs}
-    figures.names(ax, lines, gap=0.7)
-    ax.set_xticks(places, ["last\nweights", *(f"{100 * part / 16:.0f} %" for part in parts[1:])])
-    ax.set(xlabel="part of the run whose weights are averaged", ylabel="validation accuracy (%)")
-    ax.set_title("band: 95 % interval of the mean; the same seeds in both", fontsize=9, color=figures.GREY)
-    said = (
-        f"{name} from {values[:, 0].mean():.1f} to {values.mean(0).max():.1f} %" for name, values in accuracies.items()
-    )
-    figures.show(figure, f"From the last weights to the best mean: {', '.join(said)}.")
+    figure, ax = _accuracies(accuracies, range(len(parts)), 0.7, (figures.BLACK, figures.BLUE))
+    ax.set_xticks(range(len(parts)), ["last\nweights", *(f"{100 * part / 16:.0f} %" for part in parts[1:])])
+    ax.set(xlabel="part of the run whose weights are averaged")
+    ends = {name: (values[:, 0].mean(), values.mean(0).max()) for name, values in accuracies.items()}
+    said = ", ".join(f"{name} from {last:.1f} to {best:.1f} %" for name, (last, best) in ends.items())
+    figures.show(figure, f"From the last weights to the best mean: {said}.")
 
 
 # The further notebook
@@ -278,31 +272,19 @@ def oscillation(sharp: Mapping[str, np.ndarray], sizes: np.ndarray, edge: float)
 
 
 def rate_and_momentum(rates: Sequence[float], momenta: Sequence[float], accuracy: np.ndarray) -> None:
-    """Explore validation accuracy, (rates, momenta, seeds) in per cent: by rate, or by the effective rate."""
-    axes = {"η": np.ones(len(momenta)), "η / (1 − β)": 1 / (1 - np.array(momenta))}
-
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(axis: str) -> None:
-            for artist in [*ax.lines, *ax.collections, *ax.texts]:
-                artist.remove()
-            for j, (beta, color) in enumerate(zip(momenta, COLORS, strict=False)):
-                figures.band(ax, np.array(rates) * axes[axis][j], accuracy[:, j].T, color, marker="o")
-                ax.text(0.02, 0.93 - 0.08 * j, f"β = {beta:.2g}", color=color, transform=ax.transAxes)
-            ax.set(xlabel="learning rate" if axis == "η" else "effective rate η / (1 − β)", ylim=(5, 55))
-            ax.set(ylabel="validation accuracy (%)")
-            _log_rates(ax, rates[0], rates[-1] * axes[axis].max(), every=2)
-
-        return update
-
-    def caption(axis: str) -> str:
-        best = accuracy.mean(2).argmax(0)
-        found = ", ".join(f"β = {b:.2g} at {rates[i] * axes[axis][j]:.2g}"
-                          for j, (b, i) in enumerate(zip(momenta, best, strict=True)))  # fmt: skip
-        return f"Best {axis}: {found}."
-
-    widgets.explore(make, alt=caption, axis=widgets.menu("axis", [*axes], "η / (1 − β)"))
+    """Validation accuracy, (rates, momenta, seeds) in per cent: by rate, and beside it by the effective rate."""
+    figure, panels = figures.new(2, height=3.2, sharey=True)
+    for ax, xlabel, power in zip(panels, ("learning rate η", "effective rate η / (1 − β)"), (0, 1), strict=True):
+        for j, (beta, color) in enumerate(zip(momenta, COLORS, strict=False)):
+            figures.band(ax, np.array(rates) / (1 - beta) ** power, accuracy[:, j].T, color, marker="o", markersize=4)
+            if power:
+                ax.text(0.98, 0.93 - 0.08 * j, f"β = {beta:.2g}", color=color, transform=ax.transAxes, ha="right")
+        ax.set(xlabel=xlabel, ylim=(5, 60))
+        _log_rates(ax, rates[0], rates[-1] / (1 - max(momenta)) ** power, every=2)
+    panels[0].set(ylabel="validation accuracy (%)")
+    tops = zip(momenta, np.take(rates, accuracy.mean(2).argmax(0)), strict=True)
+    best = ", ".join(f"{rate:.2g}, effectively {rate / (1 - beta):.2g}, for β = {beta:.2g}" for beta, rate in tops)
+    figures.show(figure, f"Best rates: {best}.")
 
 
 def schedules(shapes: Mapping[str, np.ndarray]) -> None:
@@ -316,4 +298,4 @@ def schedules(shapes: Mapping[str, np.ndarray]) -> None:
         ax.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("rate / peak", fontsize=9)
-    figures.show(figure, f"The rate by step of nine schedules: {', '.join(shapes)}.")
+    figures.show(figure, f"The rate by step of each schedule: {', '.join(shapes)}.")

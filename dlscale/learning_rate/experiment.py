@@ -80,7 +80,7 @@ def tuned(record: Record, schedule: str, measure: str, scale: float = 1.0, at: s
 
 SCHEDULED = Experiment(
     "learning_rate-schedules",
-    "A small network under nine schedules, each tuned, judged by its last weights and by their mean",
+    "A small network under ten schedules, each tuned, judged by its last weights and by their mean",
     trial, compare_schedules,
     {"last": 1.0, "mean": 1.0}, chaotic=("last", "mean"), drawn={"judged_on": "test"},
     confirms=(

@@ -53,30 +53,26 @@ LANDSCAPES = {
     "ravine": Landscape(ravine, (-6.0, 2.5), (-7.0, 4.0), (-4.0, 4.0), 0.001),
     "rotated ravine": Landscape(_rotated(ravine), (-6.0, -2.5), (-7.0, 3.0), (-7.0, 3.0), 0.001),
     "saddle": Landscape(_saddle, (1.2, 0.01), (-1.6, 1.6), (-0.9, 1.9), -0.99),
-    "rotated saddle": Landscape(_rotated(_saddle), (0.84, 0.85), (-1.7, 1.5), (-0.5, 1.7), -0.99),
+    "rotated saddle": Landscape(_rotated(_saddle), (0.8414, 0.8556), (-1.7, 1.5), (-0.5, 1.7), -0.99),
     "Beale's valley": Landscape(_beale, (1.0, 1.5), (-0.5, 4.0), (-2.1, 2.1), 0.01),
 }
 
 
 @jax.jit
-def _race(landscape: Array, start: Array, rates: Array) -> tuple[Array, Array]:
+def _race(landscape: Array, start: Array, rates: Array) -> dict[str, tuple[Array, Array]]:
     def loss(w: Array) -> Array:
         return lax.switch(landscape, [one.loss for one in LANDSCAPES.values()], w)
 
-    def paths(learning_rate: Array) -> tuple[Array, Array]:
-        optimizers = [method(learning_rate) for method in METHODS.values()]
-
+    def path(optimizer: optax.GradientTransformation) -> tuple[Array, Array]:
         def step(state: tuple, _: None) -> tuple:
-            losses, gradients = jax.vmap(jax.value_and_grad(loss))(jnp.stack(state[0]))
-            steps = zip(optimizers, gradients, *state, strict=True)
-            moved = [optimizer.update(gradient, memory, w) for optimizer, gradient, w, memory in steps]
-            weights = [w + update for w, (update, _) in zip(state[0], moved, strict=True)]
-            return (weights, [memory for _, memory in moved]), (jnp.stack(state[0]), losses)
+            w, memory = state
+            value, gradient = jax.value_and_grad(loss)(w)
+            update, memory = optimizer.update(gradient, memory, w)
+            return (w + update, memory), (w, value)
 
-        state = [start] * len(optimizers), [optimizer.init(start) for optimizer in optimizers]
-        return lax.scan(step, state, length=201)[1]
+        return lax.scan(step, (start, optimizer.init(start)), length=201)[1]
 
-    return jax.vmap(paths)(rates)
+    return jax.vmap(lambda rate: {name: path(method(rate)) for name, method in METHODS.items()})(rates)
 
 
 def race(landscape: str, rates: np.ndarray, start: tuple[float, float] | None = None) -> dict[str, tuple]:
@@ -84,10 +80,9 @@ def race(landscape: str, rates: np.ndarray, start: tuple[float, float] | None = 
 
     They begin at `start`, by default that of the landscape.
     """
-    start = LANDSCAPES[landscape].start if start is None else start
-    found = _race([*LANDSCAPES].index(landscape), jnp.asarray(start, jnp.float32), jnp.asarray(rates))
-    weights, losses = jax.device_get(found)
-    return {name: (weights[:, :, i], losses[:, :, i]) for i, name in enumerate(METHODS)}
+    point = jnp.asarray(start or LANDSCAPES[landscape].start, jnp.float32)
+    found = jax.device_get(_race([*LANDSCAPES].index(landscape), point, jnp.asarray(rates)))
+    return {name: found[name] for name in METHODS}
 
 
 def steps_to_arrive(losses: np.ndarray, arrived: float) -> np.ndarray:

@@ -15,8 +15,7 @@ def opening(losses: Mapping[str, np.ndarray]) -> None:
     """Test loss, (epochs,), of networks that look at equally many examples for each update of their own."""
     figure, ax = figures.new(height=2.6)
     for (name, loss), color in zip(losses.items(), (figures.BLUE, figures.GREY), strict=True):
-        (line,) = ax.plot(range(1, len(loss) + 1), loss, "o-", markersize=3, color=color)
-        figures.name(ax, line, name)
+        figures.name(ax, *ax.plot(range(1, len(loss) + 1), loss, "o-", markersize=3, color=color), name)
     ax.set(xlabel="passes over the examples", ylabel="test loss", ylim=(0, 2.4), xlim=(0, len(loss) + 0.2))
     ax.set_xticks(range(0, len(loss) + 1, 2))
     said = ", ".join(f"{name} {loss[-1]:.2f}" for name, loss in losses.items())
@@ -48,8 +47,6 @@ def learning(curve: Callable[[float, int], np.ndarray]) -> None:
 
     def caption(learning_rate: float, batch_size: int) -> str:
         losses = curve(learning_rate, batch_size)
-        if not np.isfinite(losses).all():
-            return f"Batch {batch_size}, learning rate {learning_rate:g}: the loss is no longer finite."
         return (
             f"Batch {batch_size}, learning rate {learning_rate:g}: the last 20 minibatches have a mean loss of "
             f"{losses[-20:].mean():.2g}. The network has looked at {len(losses) * batch_size:,} examples. "
@@ -67,18 +64,18 @@ def learning(curve: Callable[[float, int], np.ndarray]) -> None:
 def _shadow(gradients: np.ndarray) -> np.ndarray:
     """Gradients (examples, weights) along the true one and, beside it, where they differ most, in its length."""
     true = gradients.mean(0)
-    length, off = np.linalg.norm(true), gradients - true
-    across = np.random.default_rng(0).normal(size=len(true)).astype(np.float32)
+    along = gradients @ true / (true @ true)
+    rest = gradients - along[:, None] * true
+    across = rest[0]
     for _ in range(10):  # power iteration
-        across = off.T @ (off @ across)
-        across -= true * (across @ true) / length**2
+        across = rest.T @ (rest @ across)
         across /= np.linalg.norm(across)
-    return gradients @ np.stack([true / length, across], axis=1) / length
+    return np.stack([along, rest @ across / np.linalg.norm(true)], axis=1)
 
 
 def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:
     """Explore minibatch gradients: 150 of them seen in a plane, and the relative errors, (sizes,), with their law."""
-    shadows = {when: _shadow(np.asarray(each)) for when, each in gradients.items()}
+    shadows, batch = {when: _shadow(each) for when, each in gradients.items()}, np.array(sizes)
 
     @functools.cache
     def drawn(batch_size: int, when: str) -> np.ndarray:
@@ -91,10 +88,8 @@ def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray],
         plane.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 3, "shrinkA": 0, "shrinkB": 0})
         plane.text(-2.9, 3.5, "arrow: true gradient", va="center")
         plane.set(xlim=(-3, 5), ylim=(-4, 4), xlabel="along the true gradient (its length: 1)", ylabel="across it")
-        for (when, values), color in zip(errors.items(), (figures.BLUE, figures.ORANGE), strict=True):
-            (line,) = error.plot(sizes, values, "o", color=color, markersize=5)
-            figures.name(error, line, when)
-            each, batch = np.asarray(gradients[when]), np.array(sizes)
+        for (when, each), color in zip(gradients.items(), (figures.BLUE, figures.ORANGE), strict=True):
+            figures.name(error, *error.plot(sizes, errors[when], "o", color=color, markersize=5), when)
             spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
             law = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
             error.plot(sizes, law, "--", color=color, linewidth=1)
@@ -133,8 +128,9 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
         """Path, learning rate, and the steps to arrive, for a learning rate that is `factor` times the best one."""
         (weights, losses), arrived = paths[landscape][name], sgd.LANDSCAPES[landscape].arrived
         place = sgd.best_rate(losses, arrived) + int(np.rint(np.log10(factor) / np.log10(rates[1] / rates[0])))
-        place = min(max(place, 0), len(rates) - 1)
-        return np.nan_to_num(weights[place], nan=1e3), rates[place], int(sgd.steps_to_arrive(losses[place], arrived))
+        place = np.clip(place, 0, len(rates) - 1)
+        path = np.nan_to_num(weights[place].clip(-1e3, 1e3), nan=1e3)
+        return path, rates[place], int(sgd.steps_to_arrive(losses[place], arrived))
 
     def make(fig: Figure) -> widgets.Update:
         ax = figures.axes(fig)
@@ -148,15 +144,14 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
                 ax.clear()
                 one = sgd.LANDSCAPES[landscape]
                 figures.contour(ax, lambda *w: one.loss(np.stack(w)), one.x, one.y)
-                ax.plot(*one.start, "o", color="white", markeredgecolor="black", markersize=9, zorder=5)
+                ax.plot(*found["SGD"][0][0], "o", color="white", markeredgecolor="black", markersize=9, zorder=5)
                 ax.text(1.03, 1.0, "steps to arrive", transform=ax.transAxes, va="top")
                 for place, (name, color) in enumerate(figures.METHODS.items()):
                     (lines[name],) = ax.plot([], [], "o-", color=color, linewidth=1.8, markevery=[-1])
-                    count = found[name][2]
-                    text = f"{name}: {count if count < 200 else 'over 200'}"
+                    text = f"{name}: {found[name][2]}".replace("200", "over 200")
                     ax.text(1.03, 0.88 - 0.12 * place, text, color=color, transform=ax.transAxes, va="top")
             for name, line in lines.items():
-                line.set_data(*np.clip(found[name][0][: steps + 1], -1e3, 1e3).T)
+                line.set_data(*found[name][0][: steps + 1].T)
             return None if fresh else [*lines.values()]
 
         return update
@@ -179,15 +174,15 @@ def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, n
     """Explore the time to a target: updates, (seeds, batches), times the seconds for an update of each loop."""
 
     def total(loop: str, overhead: float) -> np.ndarray:
-        return 1e3 * updates * (seconds[loop] + overhead / 1e3)  # ms
+        return updates.mean(0) * (1e3 * seconds[loop] + overhead)  # ms
 
     def make(fig: Figure) -> widgets.Update:
         left, right = figures.axes(fig, 2)
         for ax in (left, right):
             ax.set(xscale="log", yscale="log", xlabel="batch size")
-        figures.name(
-            left, figures.band(left, batches, updates / updates.mean(0)[0], figures.BLUE, marker="o"), "updates"
-        )
+            ax.set_xticks(batches, [*map(str, batches[:-1]), "all"])
+            ax.minorticks_off()
+        figures.band(left, batches, updates / updates.mean(0)[0], figures.BLUE, "updates", marker="o")
         (cost,) = left.plot(batches, np.ones(len(batches)), "o-", color=figures.ORANGE)
         left.text(1, 2.2, "time per update", color=figures.ORANGE)
         left.set(ylabel="relative to a batch of 1", xlim=(0.7, 20000), ylim=(0.01, 1000))
@@ -197,12 +192,9 @@ def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, n
         text = right.text(0.5, 0.95, "", color=figures.RED, transform=right.transAxes, ha="center", va="top")
         right.set(ylabel="time to the target (ms)", xlim=(0.7, 3000), ylim=(1, 2e4))
         right.set_yticks([1, 10, 100, 1000, 10000], ["1", "10", "100", "1,000", "10,000"])
-        for ax in (left, right):
-            ax.set_xticks(batches, [*map(str, batches[:-1]), "all"])
-            ax.minorticks_off()
 
         def update(loop: str, overhead: float) -> list[Artist]:
-            each, times = seconds[loop] + overhead / 1e3, total(loop, overhead).mean(0)
+            each, times = seconds[loop] + overhead / 1e3, total(loop, overhead)
             cost.set_data(batches, each / each[0])
             line.set_data(batches, times)
             place = times.argmin()
@@ -213,7 +205,7 @@ def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, n
         return update
 
     def caption(loop: str, overhead: float) -> str:
-        times = total(loop, overhead).mean(0)
+        times = total(loop, overhead)
         return (
             f"{loop}, {overhead:g} ms added to each update: {times.min():,.3g} ms to the target at best, "
             f"{times[0]:,.3g} ms with single examples, {times[-1]:,.3g} ms with all."

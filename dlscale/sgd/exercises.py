@@ -1,7 +1,7 @@
 """The exercises of 01_sgd."""
 
+import inspect
 import itertools
-import operator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ def _neighbours(order: np.ndarray) -> set[frozenset[int]]:
 
 
 def _epochs(answer: Any) -> str | None:
-    for examples, batch_size, count in ((24, 3, 3), (40, 40, 2), (30, 1, 2)):
+    for examples, batch_size, count in ((24, 6, 3), (40, 40, 2), (30, 1, 2)):
         rng, steps = np.random.default_rng(examples), count * examples // batch_size
         x, w = rng.normal(size=(examples, 3)), rng.normal(size=3)
         y = x @ [0.5, 1.0, -2.0] + rng.normal(size=examples)
@@ -26,11 +26,12 @@ def _epochs(answer: Any) -> str | None:
         orders = dealt.reshape(count, examples)
         if (np.sort(orders) != np.arange(examples)).any():
             return "In some epoch an example comes twice, and another one not at all."
-        if len(_neighbours(orders[0]) & _neighbours(np.arange(examples))) > examples / 2:
-            return "The first epoch takes the examples in the order in which they are stored."
-        for before, after in itertools.pairwise(orders):
+        for before, after in itertools.pairwise([np.arange(examples), *orders]):
             if len(_neighbours(before) & _neighbours(after)) > examples / 2:
-                return "Two epochs have the same order, or nearly so: most examples follow the same one again."
+                return "An epoch has nearly the order of the one before, or the first one nearly the stored order."
+            met, meet = (set(map(frozenset, order.reshape(-1, batch_size).tolist())) for order in (before, after))
+            if 1 < batch_size < examples and len(met & meet) > len(met) / 2:
+                return "Two epochs have the same minibatches: the same examples meet again."
         for rows in dealt:
             w = w - 0.02 * 2 * x[rows].T @ (x[rows] @ w - y[rows]) / batch_size
         if wrong := compare("The last w", ended, w):
@@ -41,9 +42,9 @@ def _epochs(answer: Any) -> str | None:
 epochs = Exercise(
     id="sgd-epochs",
     answer="sgd_epochs",
-    question="Write SGD with epochs. In each epoch, put all examples in a new random order, cut the order into "
-    "minibatches of `batch_size`, which divides the number of examples, and make one update for each minibatch. "
-    "The model is linear regression, with the loss `((x @ w - y) ** 2).mean()` and the gradient "
+    question="Write SGD with epochs. In each epoch, put all examples in a new random order. Cut the order into "
+    "minibatches of `batch_size`, which divides the number of examples. Make one update for each minibatch. "
+    "The model is linear regression. Its loss is `((x @ w - y) ** 2).mean()`, and its gradient is "
     "`2 * x.T @ (x @ w - y) / len(x)`. Return the last `w`, and the row numbers of all minibatches in their order, "
     "an array of shape (updates, `batch_size`).",
     hints=(
@@ -66,15 +67,18 @@ def sgd_epochs(w, x, y, learning_rate, batch_size, epochs, rng):
 )
 
 
+def expected_error(gradients, batch_size):
+    true = gradients.mean(0)
+    variance = gradients.var(0).sum() / batch_size
+    return variance**0.5 / (true**2).sum() ** 0.5
+
+
 def _noise(answer: Any) -> str | None:
     rng = np.random.default_rng(0)
     for weights, batch_size in ((3, 1), (7, 4), (2, 9)):
         each = rng.standard_exponential((2000, weights)) ** 2 * rng.uniform(0.1, 3, weights)  # some are far off
-        true = each.mean(0)
-        expected = np.sqrt(each.var(0).sum() / batch_size) / np.linalg.norm(true)
-        if wrong := compare(
-            f"The relative error with a batch of {batch_size}", answer(each, batch_size), expected, 0.01
-        ):
+        expected, found = expected_error(each, batch_size), answer(each, batch_size)
+        if wrong := compare(f"The relative error with a batch of {batch_size}", found, expected, 0.01):
             return wrong
     return None
 
@@ -90,51 +94,47 @@ noise = Exercise(
         "The variance of a mean of B examples is the variance of one example divided by B.",
         "Add up the variances of all weights, gradients.var(0).sum(), divide by B, and take the square root.",
     ),
-    code="""
-def expected_error(gradients, batch_size):
-    true = gradients.mean(0)
-    variance = gradients.var(0).sum() / batch_size
-    return variance**0.5 / (true**2).sum() ** 0.5
-""",
+    code=inspect.getsource(expected_error),
     wrong=_noise,
     right="the spread of single gradients tells the error of every batch.",
 )
-
-
-def _momentum(answer: Any) -> str | None:
-    return compare("The factor", answer, 10.0, tolerance=1e-3)
 
 
 momentum = Exercise(
     id="sgd-momentum",
     answer="momentum_gain",
     question=r"On a steady slope the gradient never changes. By which factor are the steps of momentum with "
-    r"$\beta = 0.9$ longer, in the end, than those of plain SGD at the same learning rate?",
+    r"$\beta = 0.9$ longer, in the end, than those of plain SGD? Both use the same learning rate.",
     hints=(
         "In the end m no longer changes: the m on both sides of m = βm + g is the same.",
         "Solve m = βm + g for m.",
     ),
     code="momentum_gain = 1 / (1 - 0.9)",
-    wrong=_momentum,
+    wrong=lambda answer: compare("The factor", answer, 10.0, tolerance=1e-3),
     right="on a steady slope momentum multiplies the learning rate by 1 / (1 − β).",
 )
 
 
+def adam_step(w, m, v, gradient, step, learning_rate):
+    m = 0.9 * m + 0.1 * gradient
+    v = 0.999 * v + 0.001 * gradient**2
+    m_corrected = m / (1 - 0.9**step)
+    v_corrected = v / (1 - 0.999**step)
+    return w - learning_rate * m_corrected / (v_corrected**0.5 + 1e-8), m, v
+
+
 def _adam(answer: Any) -> str | None:
     rng = np.random.default_rng(3)
-    for learning_rate in (0.1, 0.003):
-        w = expected = rng.normal(size=4)
-        m, v = np.zeros(4), np.zeros(4)
-        mean, square = m, v
+    for learning_rate, scale in ((0.1, 1.0), (0.003, 1e-3)):  # with small gradients it matters where ε stands
+        expected = rng.normal(size=4), np.zeros(4), np.zeros(4)
+        w, m, v = (part.copy() for part in expected)
         for step in range(1, 7):
-            gradient = rng.normal(size=4)
-            mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
-            direction = mean / (1 - 0.9**step) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
-            expected = expected - learning_rate * direction
-            before = np.asarray(w)
+            gradient = scale * np.append(0, rng.uniform(1, 2, 3) * rng.choice([-1, 1], 3))
+            before, start = np.array(w), expected[0]
+            expected = adam_step(*expected, gradient, step, learning_rate)
             w, m, v = answer(w, m, v, gradient, step, learning_rate)
-            moved = (before - np.asarray(w)) / learning_rate
-            if wrong := compare(f"The direction of step {step}", moved, direction, tolerance=1e-3):
+            moved = before - np.asarray(w)
+            if wrong := compare(f"The direction of step {step}", moved, start - expected[0], tolerance=1e-3):
                 return wrong
     return None
 
@@ -148,17 +148,17 @@ adam = Exercise(
         "First the two running means, then their corrections, then the quotient.",
         "Return m and v as they are, not their corrected versions: the next step continues from them.",
     ),
-    code="""
-def adam_step(w, m, v, gradient, step, learning_rate):
-    m = 0.9 * m + 0.1 * gradient
-    v = 0.999 * v + 0.001 * gradient**2
-    m_corrected = m / (1 - 0.9**step)
-    v_corrected = v / (1 - 0.999**step)
-    return w - learning_rate * m_corrected / (v_corrected**0.5 + 1e-8), m, v
-""",
+    code=inspect.getsource(adam_step),
     wrong=_adam,
     right="six steps in a row are Adam's. Without the corrections, the first ones would differ.",
 )
+
+
+def three_layers(W2, W3, X, Y, Z1, Z2, P):
+    delta3 = (P - Y) / len(X)
+    delta2 = (delta3 @ W3.T) * (Z2 > 0)
+    delta1 = (delta2 @ W2.T) * (Z1 > 0)
+    return X.T @ delta1, (Z1 * (Z1 > 0)).T @ delta2, (Z2 * (Z2 > 0)).T @ delta3
 
 
 def _backward(answer: Any) -> str | None:
@@ -169,15 +169,11 @@ def _backward(answer: Any) -> str | None:
         Z1 = X @ W1 + rng.normal(size=first)
         Z2 = np.maximum(Z1, 0) @ W2 + rng.normal(size=second)
         P = np.exp(np.maximum(Z2, 0) @ W3 + rng.normal(size=3))
-        P = P / P.sum(1, keepdims=True)
-        delta3 = (P - Y) / examples
-        delta2 = delta3 @ W3.T * (Z2 > 0)
-        delta1 = delta2 @ W2.T * (Z1 > 0)
-        expected = X.T @ delta1, np.maximum(Z1, 0).T @ delta2, np.maximum(Z2, 0).T @ delta3
-        given = tuple(answer(*(part.copy() for part in (W2, W3, X, Y, Z1, Z2, P))))
+        saved = W2, W3, X, Y, Z1, Z2, P / P.sum(1, keepdims=True)
+        given = tuple(answer(*(part.copy() for part in saved)))
         if len(given) != 3:
             return f"There are {len(given)} gradients, but should be 3."
-        for layer, (ours, theirs) in enumerate(zip(given, expected, strict=True), 1):
+        for layer, (ours, theirs) in enumerate(zip(given, three_layers(*saved), strict=True), 1):
             if wrong := compare(f"The gradient of W{layer}", ours, theirs, tolerance=1e-3):
                 return wrong
     return None
@@ -193,13 +189,7 @@ backward = Exercise(
         "Begin with δ₃ = (P − Y) / n. Then twice the same line: (δ of the layer above) Wᵀ, masked by its own [Z > 0].",
         "The gradient of a matrix is (what came into it)ᵀ δ. Into W₂ came max(Z₁, 0), into W₃ came max(Z₂, 0).",
     ),
-    code="""
-def three_layers(W2, W3, X, Y, Z1, Z2, P):
-    delta3 = (P - Y) / len(X)
-    delta2 = (delta3 @ W3.T) * (Z2 > 0)
-    delta1 = (delta2 @ W2.T) * (Z1 > 0)
-    return X.T @ delta1, (Z1 * (Z1 > 0)).T @ delta2, (Z2 * (Z2 > 0)).T @ delta3
-""",
+    code=inspect.getsource(three_layers),
     wrong=_backward,
     right="all three gradients are those of networks that the check made up.",
 )
@@ -212,16 +202,11 @@ def _degree(answer: Any) -> str | None:
         waves, count = (0.5, 1.0, 2.0, 3.5, 5.0)[draw % 5], (60, 100, 150)[draw % 3]
         x = rng.uniform(0, 1, count)
         y = np.cos(waves * np.pi * x) + rng.normal(0, 0.1, count)
-        degree = answer(x.copy(), y.copy())
-        try:  # an int of Python, NumPy or JAX
-            degree = operator.index(degree)
-        except TypeError:
-            degree = 0
-        if not 1 <= degree <= 15:
+        if (degree := answer(x.copy(), y.copy())) not in range(1, 16):
             return "The degree must be a whole number from 1 to 15."
         fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1])(grid) for d in range(1, 16)]
         errors = np.mean((np.array(fits) - np.cos(waves * np.pi * grid)) ** 2, axis=1)
-        ratios.append(min(10.0, errors[degree - 1] / errors.min()))  # one unlucky draw shall not decide
+        ratios.append(min(10.0, errors[int(degree) - 1] / errors.min()))  # one unlucky draw shall not decide
     if (ratio := np.exp(np.mean(np.log(ratios)))) <= 2:
         return None
     return f"On average your error is {ratio:.1f} times that of the best degree."
@@ -230,10 +215,10 @@ def _degree(answer: Any) -> str | None:
 degree = Exercise(
     id="sgd-degree",
     answer="choose",
-    question="Write `choose(x, y)`, which looks at samples of an *unknown* curve and returns the degree, from 1 to 15, "
+    question="Write `choose(x, y)`. It looks at samples of an *unknown* curve and returns the degree, from 1 to 15, "
     "that you would fit. It has no fresh samples: how does it find out what the training error hides? The check draws "
-    "30 data sets from curves of its own, and asks that your error against the truth is on average at most twice that "
-    "of the best degree. No fixed degree manages that.",
+    "30 data sets from curves of its own. Your error against the truth may on average be twice that of the best "
+    "degree. No fixed degree manages that.",
     hints=(
         "Hold out a part of the samples, fit on the rest, and compare degrees on what was held out.",
         "One split is noisy: repeat with several splits, and take the degree with the lowest mean.",
