@@ -69,7 +69,7 @@ oldest: .venv-lock/.ready  ## smoke-test the library with the oldest versions th
 	$(OLDEST_INSTALL) pytest pytest-xdist hypothesis nbformat
 	$(subst $(VENV)/,.venv-oldest/,$(BIN))/python -m pytest -n 2 -W ignore::DeprecationWarning @tests/smoke.txt
 
-MADE = .venv .venv-lock .venv-oldest _book build dist node_modules .pytest_cache .hypothesis .ruff_cache \
+MADE = .venv .venv-lock .venv-oldest _book jupyter_execute build dist node_modules .pytest_cache .hypothesis .ruff_cache \
     .import_linter_cache .grimp_cache benchmarks/results.json
 clean:  ## remove everything that these commands made; downloaded data and begun records stay
 	rm -rf $(MADE)

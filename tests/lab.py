@@ -201,7 +201,6 @@ class OpenNotebook:
         return self.page.evaluate("dlscale.errors()")
 
     def controls(self, kind: str) -> list[Locator]:
-        """All controls of explorers that fit a CSS selector."""
         return self.page.locator(f".dlscale-explorer {kind}").all()
 
     def slider(self, label: str) -> Locator:

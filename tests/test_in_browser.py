@@ -1,8 +1,6 @@
-"""Each notebook in JupyterLab in a real browser: what only a browser can tell.
+"""Each notebook in JupyterLab in a browser: controls have names, move by keyboard, and picture and caption follow.
 
-Its cells run there, a control has a name, is reached and moved by keyboard, and picture and caption follow in the page:
-one of the first explorer, and for `make test-all` every one. That every end of every control works was seen before,
-without a browser (`extremes.check`).
+That every end of every control works was seen before, without a browser (`extremes.check`).
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.notebook
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A copy of the notebooks: running them leaves the checkout as it is."""
     return Path(shutil.copytree(FOLDER, tmp_path_factory.mktemp("lab") / "notebooks"))
 
 
@@ -180,7 +177,6 @@ widgets.explore(make, alt=lambda **all: str(all), n=widgets.player("seven 0", ra
 
 @pytest.fixture(scope="module")
 def live(folder):
-    """A notebook with two explorers, the second with four dead sliders."""
     return written(folder / "live.ipynb", LIVE)
 
 
