@@ -71,11 +71,11 @@ def _bars(ax: Axes, names: Sequence[str], lengths: Sequence[float], color: Any, 
 WIRES = {"the wires": "flow", "the text, line by line": "text"}
 
 
-def explore_graphs(graphs: Mapping[str, Graph], start: str, titles: Mapping[str, str] | None = None) -> None:
-    """Explore the graph of each program, with its wires or with the order of its text."""
+def explore_graphs(graphs: Mapping[str, Graph], start: str, answers: Mapping[str, str] | None = None) -> None:
+    """Explore the graph of each program, with its wires or the order of its text, and a network's answer about it."""
 
     def paint(ax: Axes, which: str, order: str) -> None:
-        ax.set_title((titles or {}).get(which, ""), fontsize=12)
+        ax.set_title(f"the network's answer: {answers[which]}" if answers else "")
         draw(ax, graphs[which], WIRES[order])
         if order == "the wires":
             ax.text(0.01, 0.97, "data", color=figures.BLUE, transform=ax.transAxes)
@@ -84,7 +84,8 @@ def explore_graphs(graphs: Mapping[str, Graph], start: str, titles: Mapping[str,
     def caption(which: str, order: str) -> str:
         own = graphs[which]
         edges = f"{len(own.data)} data edges and {len(own.control)} control edges"
-        return f"{which}: {len(own.statements)} statements, {edges}. Drawn along {order}."
+        said = f"{which}: {len(own.statements)} statements, {edges}. Drawn along {order}."
+        return f"{said} Answer: {answers[which]}." if answers else said
 
     which, order = widgets.menu("program", [*graphs], start), widgets.menu("arrows along", [*WIRES])
     widgets.explore_axes(paint, alt=caption, width=7.4, height=4.4, which=which, order=order)
