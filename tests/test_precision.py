@@ -494,11 +494,11 @@ def further(old: str, new: str, *identities: str) -> Cells:
 
 @suggested_by("05_precision_further")
 def test_eight_bits_in_flexpoint_cost_accuracy_and_raise_the_exponents():
-    identities = "half-forward", "data", "hold-code", "flex-step", "flex-update", "flex-runs"
+    identities = "half-forward", "data", "hold-code", "flex-step", "flex-update", "flex-networks", "flex-runs"
     cells = further("arange(30)", "arange(4)", *identities)
     wide, fine = np.mean(cells["exponents"][:, -1]), cells["flex_accuracy"].mean()
     cells["MANTISSA_BITS"] = 8
-    cells.run("precision-further-flex-runs")
+    cells.run("precision-further-flex-networks", "precision-further-flex-runs")
     assert np.mean(cells["exponents"][:, -1]) > wide + 6 and cells["flex_accuracy"].mean() < fine + 2
 
 
