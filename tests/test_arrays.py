@@ -146,7 +146,6 @@ NOT_ASKED = {
             "race": "learning rates", "steps_to_arrive": "a run that diverged never arrives"},
     "code_as_data": {"reach": "whole numbers", "skip_gram": "whole numbers", "counted": "whole numbers",
                      "shortened": "counts", "fit": "trains", "initial": "takes a key", "logits": "a network's"},
-    "search": {"takeover": "accuracies, which a run that diverged has, too"},
     "consistency": {"timeline": "durations, checked in its own tests", "train": "trains"},
     "gradient_compression": {"pack": "whole numbers", "unpack": "bytes"},
     "imagenet_in_four_minutes": dict.fromkeys(

@@ -208,15 +208,19 @@ def running(model: Path, rules: Sequence[Rule]) -> Iterator[list[int]]:
         child.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say and return an exit status."""
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale serve", description=ABOUT, epilog=DETAILS)
     parser.add_argument("--model", type=Path, required=True, help="a file of `sequence.save`")
     parser.add_argument("--max-batch", type=int, nargs="+", default=[16], help="requests of a batch, at most (16)")
     parser.add_argument("--max-wait-ms", type=float, nargs="+", default=[0.0], help="of a request: one, or each (0)")
     parser.add_argument("--room", type=int, default=ROOM, help="requests that may wait; more are refused (%(default)s)")
     parser.add_argument("--port", type=int, default=0, help="the first port; 0: the system chooses (%(default)s)")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say and return an exit status."""
+    chosen = options().parse_args(arguments)
     try:
         checks.whole("--port", chosen.port, low=0, high=65_000)
         sizes = [checks.whole("--max-batch", batch, high=MAX_BATCH) for batch in chosen.max_batch]
