@@ -52,6 +52,9 @@ def same(found, wanted):
         (lambda: room.quantised(0), "levels must be a whole number from 1 to 32767"),
         (lambda: room.quantised(1, rounding="up"), "Unknown rounding"),
         (lambda: room.low_rank(0), "rank must be"),
+        *((lambda clip=clip: room.quantised(1, clip), "clip must be") for clip in (-2.5, math.nan, math.inf)),
+        (lambda: room.clipped(room.one_bit(), -1.0), "limit must be"),
+        (lambda: room.momentum_correction(room.one_bit(), math.inf), "momentum must be"),
     ],
 )
 def test_what_cannot_be(call, message):

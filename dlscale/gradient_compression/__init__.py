@@ -158,6 +158,7 @@ def quantised(levels: int, clip: float | None = None, rounding: str = "stochasti
     """
     bits = (2 * checks.whole("levels", levels, high=2**15 - 1)).bit_length()  # for 2 · levels + 1 codes
     checks.known("rounding", rounding, ("stochastic", "nearest"))
+    checks.finite("clip", 0 if clip is None else clip)
 
     def encode(key: Array, x: Array) -> Tree:
         x = x if clip is None else jnp.clip(x, -clip * x.std(), clip * x.std())
@@ -346,6 +347,7 @@ def momentum_correction(compressor: Compressor, momentum: float) -> Compressor:
 
     Who updates the parameters then adds no momentum of its own.
     """
+    checks.finite("momentum", momentum)
 
     def encode(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
         velocity = jax.tree.map(lambda v, g: momentum * v + g, state.own, gradient)
@@ -370,6 +372,7 @@ def factor_masking(compressor: Compressor) -> Compressor:
 @functools.cache
 def clipped(compressor: Compressor, limit: float) -> Compressor:
     """A worker's gradient is first made no longer than `limit` (Lin et al. 2018); NaN where its length is infinite."""
+    checks.finite("limit", limit)
 
     def encode(state: Any, gradient: Tree) -> tuple[Tree, Any]:
         length = jnp.sqrt(sum((x * x).sum() for x in jax.tree.leaves(gradient)))
