@@ -60,6 +60,9 @@ def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
     """Explore plans step by step: what happens to each activation, and how many arrays are in memory."""
     steps, length = {name: plan.steps(chain) for name, plan in plans.items()}, len(chain.layers)
 
+    def until(plan: str, done: int) -> int:  # plans differ in length, and each has the whole slider
+        return max(1, done * len(steps[plan]) // 100)
+
     def make(fig: Figure) -> widgets.Update:
         top, below = (figures.axes(part) for part in fig.subfigures(2, 1, height_ratios=[3, 2]))
         image = top.imshow(np.ones((1, 1, 3)), origin="lower", aspect="auto", interpolation="nearest")
@@ -72,27 +75,26 @@ def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
         top.grid(visible=False)
         below.set(xlabel="step", ylabel="arrays in memory", ylim=(0, length + 4))
 
-        def update(plan: str, step: int) -> None:
-            count, arrays = len(steps[plan]), [s.bytes for s in steps[plan][:step]]
-            image.set(data=_painted(steps[plan], length, step), extent=(0.5, count + 0.5, -0.5, length + 0.5))
+        def update(plan: str, done: int) -> None:
+            count, arrays = len(steps[plan]), [s.bytes for s in steps[plan][: until(plan, done)]]
+            image.set(data=_painted(steps[plan], length, len(arrays)), extent=(0.5, count + 0.5, -0.5, length + 0.5))
             line.set_data(range(1, len(arrays) + 1), arrays)
             peak.set_data([0.5, count + 0.5], [max(arrays)] * 2)
             below.set_xlim(0.5, count + 0.5)
 
         return update
 
-    def caption(plan: str, step: int) -> str:
-        done = steps[plan][:step]
-        way = "backward" if done[-1].operation == "backward" else "forward"
-        again = sum(s.operation != "backward" for s in done) - len({s.layer for s in done})
+    def caption(plan: str, done: int) -> str:
+        past = steps[plan][: until(plan, done)]
+        way = "backward" if past[-1].operation == "backward" else "forward"
+        again = sum(s.operation != "backward" for s in past) - len({s.layer for s in past})
         return (
-            f"{plan}, step {len(done)} of {len(steps[plan])}: layer {done[-1].layer} {way}. {done[-1].bytes:g} arrays "
-            f"in memory, at most {max(s.bytes for s in done):g} so far; {again} layers computed again."
+            f"{plan}, step {len(past)} of {len(steps[plan])}: layer {past[-1].layer} {way}. {past[-1].bytes:g} arrays "
+            f"in memory, at most {max(s.bytes for s in past):g} so far; {again} layers computed again."
         )
 
-    longest, start = max(map(len, steps.values())), len(steps[first])
-    step = widgets.player("step", range(1, longest + 1), start, interval=150)
-    widgets.explore(make, alt=caption, height=4.2, plan=widgets.menu("plan", [*plans], first), step=step)
+    done = widgets.player("done (%)", range(1, 101), 100, interval=150)
+    widgets.explore(make, alt=caption, height=4.2, plan=widgets.menu("plan", [*plans], first), done=done)
 
 
 def groups(peaks: Mapping[int, Numbers]) -> None:
