@@ -13,15 +13,12 @@ def picture(explorer: widgets.Explorer, values: dict) -> bytes:
 
 
 def corners(ends: dict[str, tuple]) -> list[dict]:
-    """Controls at their ends together: all ways of up to four, 16 ways of up to eight, which have all of any three.
+    """Controls at their ends together, in few pictures: any two of them at all four pairs of their ends.
 
-    A row of bits gives each control the parity of some of them; those of an odd number of bits are independent by
-    threes (an orthogonal array of strength 3: Rao 1947).
+    Each control takes the parity of some bits of the row's number; those of other bits are independent (Rao 1947).
     """
-    bits = len(ends) if len(ends) < 5 else max(4, (len(ends) - 1).bit_length() + 1)
-    chosen = sorted((mask for mask in range(2**bits) if mask.bit_count() % 2), key=int.bit_count)
-    rows = [[(row & mask).bit_count() % 2 for mask in chosen] for row in range(2**bits)]
-    return [{name: ends[name][end] for name, end in zip(ends, row, strict=False)} for row in rows]
+    rows = range(2 ** len(ends).bit_length())
+    return [{name: ends[name][(row & bits).bit_count() % 2] for bits, name in enumerate(ends, 1)} for row in rows]
 
 
 def check() -> None:

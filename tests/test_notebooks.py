@@ -304,11 +304,11 @@ DECIDES = "from dlscale import course\ncourse.claim('sgd-root', [-0.5, -0.51] * 
 
 
 @pytest.mark.parametrize("count", range(10))
-def test_any_three_controls_are_together_at_all_their_ends(count):
+def test_any_two_controls_are_together_at_all_their_ends(count):
     seen = extremes.corners(dict.fromkeys(range(count), (0, 1)))
-    assert len(seen) == (2**count if count < 5 else 16 if count < 9 else 32)
-    for three in itertools.combinations(range(count), min(3, count)):
-        assert len({tuple(values[name] for name in three) for values in seen}) == 2 ** len(three)
+    assert len(seen) <= 2 * max(count, 1)
+    for two in itertools.combinations(range(count), min(2, count)):
+        assert len({tuple(values[name] for name in two) for values in seen}) == 2 ** len(two)
 
 
 def written(path: Path, code: str) -> nbformat.NotebookNode:
