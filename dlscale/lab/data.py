@@ -9,25 +9,20 @@ import csv
 import functools
 import gzip
 import hashlib
-import http.client
 import os
 import tarfile
 import tempfile
-import time
 import tomllib
-import urllib.request
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from dlscale.lab import checks
 
-PAUSES = (0, 1, 2, 4)  # seconds before each attempt at a file
-TIMEOUT_SECONDS = 30.0
+ATTEMPTS = 4  # at a file
 
 DAMAGE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error)  # what reading a damaged archive raises
 
@@ -133,10 +128,11 @@ def downloads_folder() -> Path:
 def download(name: str) -> Path:
     """Fetch "fashion_mnist" (31 MB) or "cifar10" (170 MB) into `downloads_folder()` and return the folder.
 
-    A file counts only if it has the known SHA-256. An interrupted download goes on where it stopped.
-    Raises ValueError for an unknown name, ConnectionError when all attempts failed, OSError for a folder that cannot be
-    written to.
+    A file counts only if it has the known SHA-256. Raises ValueError for an unknown name, ConnectionError when all
+    attempts failed, OSError for a folder that cannot be written to.
     """
+    import pooch  # here: nobody else needs it
+
     checks.known("data set to download", name, REMOTES)
     folder = downloads_folder() / name
     try:
@@ -145,8 +141,15 @@ def download(name: str) -> Path:
     except OSError as error:
         advice = "Set the environment variable DLSCALE_DATA to one that can, before Python starts."
         raise OSError(f"The folder for downloads, {folder}, cannot be written to ({error}). {advice}") from None
+    pooch.get_logger().setLevel("WARNING")
     for file in REMOTES[name]:
-        _fetch(file, folder / file.name)
+        registry = {file.name: f"sha256:{file.sha256}"}
+        fetcher = pooch.create(folder, f"{file.address}/", registry=registry, retry_if_failed=ATTEMPTS - 1)
+        try:
+            fetcher.fetch(file.name, progressbar=True)
+        except (OSError, ValueError) as error:
+            advice = "Call data.download again later, or give a folder that has the files: data.load(…, folder=…)."
+            raise ConnectionError(f"{file.address}/{file.name} could not be downloaded ({error}). {advice}") from None
     return folder
 
 
@@ -239,49 +242,6 @@ def _read_cifar_folder(folder: Path) -> list[np.ndarray]:
 
 
 _READERS = {"mnist": _read_idx_folder, "fashion_mnist": _read_idx_folder, "cifar10": _read_cifar_folder}
-
-
-# Downloads
-
-
-def _fetch(file: RemoteFile, target: Path) -> None:
-    """Bring `file` to `target`, which is only ever replaced by a file with the right SHA-256."""
-    if target.is_file() and _sha256(target) == file.sha256:
-        return
-    part = target.with_name(f"{target.name}.part")
-    for pause in PAUSES:
-        time.sleep(pause)
-        try:
-            _append(file, part)
-            if _sha256(part) == file.sha256:
-                part.replace(target)
-                return
-            part.unlink()
-            failure = "the content is not that of the known file: its SHA-256 differs"
-        except (OSError, http.client.HTTPException) as error:
-            failure = str(error)
-            if getattr(error, "code", None) == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                part.unlink()  # the server's file is shorter than what is here: they cannot be the same
-    kept = f"{part.stat().st_size / 1e6:.1f} of {file.size / 1e6:.1f} MB are kept. " if part.is_file() else ""
-    advice = "Call data.download again later, or give a folder that has the files: data.load(…, folder=…)."
-    raise ConnectionError(f"{file.address}/{file.name} could not be downloaded ({failure}). {kept}{advice}")
-
-
-def _append(file: RemoteFile, part: Path) -> None:
-    """Fetch what `part` still lacks; start over when the server cannot send a range. Raises OSError if some is left."""
-    start = part.stat().st_size if part.is_file() else 0
-    if start >= file.size:
-        return
-    headers = {"Range": f"bytes={start}-"} if start else {}
-    request = urllib.request.Request(f"{file.address}/{file.name}", headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
-        resumed = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-        progress = {"total": file.size, "initial": start * resumed, "desc": file.name}
-        with part.open("ab" if resumed else "wb") as out, tqdm.wrapattr(response, "read", **progress) as body:
-            while chunk := body.read(min(1 << 16, file.size - out.tell())):
-                out.write(chunk)
-            if out.tell() < file.size:
-                raise ConnectionError("the connection ended early")
 
 
 def _sha256(path: Path) -> str:
