@@ -18,19 +18,7 @@ from scipy.optimize import minimize_scalar
 from dlscale.lab.intervals import Interval, interval
 
 
-class NoiseScale(NamedTuple):
-    """What a gradient is made of; `scale` is the batch at which its two parts are equal."""
-
-    signal: Array  # |G|²
-    noise: Array  # tr Σ, of a single example
-
-    @property
-    def scale(self) -> Array:
-        """The noise scale, in examples."""
-        return self.noise / self.signal
-
-
-def exact_noise_scale(loss: Callable[..., Array], params: Any, data: Sequence[Array]) -> NoiseScale:
+def exact_noise_scale(loss: Callable[..., Array], params: Any, data: Sequence[Array]) -> tuple[Array, Array]:
     """|G|² and tr Σ from the gradient of every single example: for small networks. May be traced.
 
     `loss(params, *data)` is the mean over the examples, the first axis of each array of `data`. The examples are the
@@ -41,7 +29,7 @@ def exact_noise_scale(loss: Callable[..., Array], params: Any, data: Sequence[Ar
         return sum(jnp.vdot(part, part) for part in jax.tree.leaves(jax.grad(loss)(params, *examples)))
 
     signal, single = squared_norm(data), lambda example: squared_norm([part[None] for part in example])
-    return NoiseScale(signal, jax.lax.map(single, tuple(data), batch_size=250).mean() - signal)
+    return signal, jax.lax.map(single, tuple(data), batch_size=250).mean() - signal
 
 
 class CriticalBatch(NamedTuple):

@@ -51,47 +51,41 @@ def opening(record: Record) -> None:
 def law(batches: np.ndarray, steps: np.ndarray, curves: Mapping[int, tuple], fit: CriticalBatch, target: float) -> None:
     """Explore the batch size: loss by step, `curves[batch]`, and steps (seeds, batches) to the target, with the law."""
     perfect = steps[:, 0].mean() * batches[0] / batches
+    fine = np.geomspace(batches[0], batches[-1])
+    means = dict(zip(batches.tolist(), steps.mean(0), strict=True))
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        for curve in curves.values():
-            left.plot(*curve, color=figures.GREY, alpha=0.35, linewidth=1)
+    def paint(left: Axes, right: Axes, batch: int) -> None:
+        for x, y in curves.values():
+            left.plot(x, y, color=figures.GREY, alpha=0.35, linewidth=1)
         left.axhline(target, color=figures.RED, linestyle="--", linewidth=1)
         left.text(0.03, target - 0.015, "target", color=figures.RED, va="top", transform=left.get_yaxis_transform())
-        (curve,) = left.plot([], [], color=figures.BLUE, linewidth=2.5)
-        for batch, shift in zip(batches[[0, -1]].tolist(), (0.02, -0.5), strict=True):
-            left.text(curves[batch][0][0], curves[batch][1][0] + shift, f"batch {batch}", color=figures.GREY)
-        name = left.text(0.97, 0.95, "", color=figures.BLUE, ha="right", va="top", transform=left.transAxes)
+        left.plot(*curves[batch], color=figures.BLUE, linewidth=2.5)
+        for end, ha, nudge in ((batches[0], "left", 1.1), (batches[-1], "right", 0.9)):
+            x, y = np.array(curves[end])[:, 0]
+            left.text(nudge * x, y, f"batch {end}", color=figures.GREY, ha=ha, va="center")
+        left.text(0.97, 0.95, f"batch {batch}", color=figures.BLUE, ha="right", va="top", transform=left.transAxes)
         left.set(xscale="log", xlabel="steps", ylabel="lowest held-out loss so far", ylim=(target - 0.12, 2.35))
+        left.set_xlim(0.2, None)
         figures.band(right, batches, steps, figures.BLUE, marker="o", linestyle="none")
-        fine = np.geomspace(batches[0], batches[-1])
         right.plot(fine, fit.steps(fine), color=figures.BLACK)
         right.plot(batches, perfect, ":", color=figures.GREY)
         right.text(30, 0.8 * perfect[2], "half the steps\nfor each\ndoubling", color=figures.GREY, ha="right", va="top")
         right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
         right.text(1.15 * fit.batch.mean, steps[:, 0].mean(), "critical batch", color=figures.RED, va="center")
-        right.set(yscale="log", ylabel="steps to the target", ylim=(0.5 * steps.mean(0).min(), None))
+        right.plot(batch, means[batch], "o", color=figures.BLUE, markersize=11)
+        right.set(yscale="log", ylabel="steps to the target", ylim=(0.5 * min(means.values()), None))
         _batch_axis(right, batches)
         _ticks(right.yaxis, [30, 100, 300, 1000])
-        (here,) = right.plot([], [], "o", color=figures.BLUE, markersize=11)
-
-        def update(batch: int) -> list[Artist]:
-            curve.set_data(*curves[batch])
-            here.set_data([batch], [steps[:, list(batches).index(batch)].mean()])
-            name.set_text(f"batch {batch}")
-            return [curve, here, name]
-
-        return update
 
     def caption(batch: int) -> str:
-        count, first = steps[:, list(batches).index(batch)].mean(), steps[:, 0].mean()
+        count, first = means[batch], means[batches[0]]
         return (
             f"Batch {batch} needs {count:.0f} steps, {first / count:.1f} times fewer than batch {batches[0]}, "
             f"and {batch * count / (batches[0] * first):.1f} times as many examples. "
             f"The band is the 95 % interval over {len(steps)} seeds."
         )
 
-    widgets.explore(make, alt=caption, batch=widgets.slider("batch size", batches.tolist(), 64))
+    widgets.explore_axes(paint, alt=caption, columns=2, batch=widgets.slider("batch size", list(means), 64))
 
 
 # Section 2
@@ -104,36 +98,24 @@ def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tu
     noise.
     """
     batches = np.array(list(next(iter(clouds.values()))))
+    fine = np.geomspace(batches[0], batches[-1])
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+    def paint(left: Axes, right: Axes, step: int, batch: int) -> None:
         left.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "color": figures.BLACK, "lw": 2.5})
-        (dots,) = left.plot([], [], "o", color=figures.BLUE, markersize=3.5, alpha=0.5)
+        left.plot(*clouds[step][batch].T, "o", color=figures.BLUE, markersize=3.5, alpha=0.5)
         left.set(xlim=(-1.5, 4.5), ylim=(-0.2, 8), xlabel="along G (G has length 1)", ylabel="length across G: noise")
         left.text(0.5, 0.15, "G", ha="center")
-        fine = np.geomspace(batches[0], batches[-1])
-        lines = [right.plot([], [], color=color)[0] for color in (figures.BLACK, figures.BLUE)]
-        names = [right.text(batches[0], 1, text) for text in ("signal", "noise / batch")]
-        for name, line in zip(names, lines, strict=True):
-            name.set(color=line.get_color(), va="bottom")
-        here = right.axvline(8, color=figures.BLUE, linestyle=":")
-        scale = right.axvline(8, color=figures.RED, linestyle="--", linewidth=1)
-        word = right.text(1, 30, "noise scale", color=figures.RED, ha="right", va="center")
-        right.set(yscale="log", ylim=(0.05, 50), ylabel="part of a gradient's squared length")
+        signal, noise = parts[step]
+        for name, values, color in (
+            ("signal", signal + 0 * fine, figures.BLACK), ("noise / batch", noise / fine, figures.BLUE),
+        ):  # fmt: skip
+            right.plot(fine, values, color=color)
+            right.text(batches[0], 1.1 * values[0], name, color=color, va="bottom")
+        right.axvline(batch, color=figures.BLUE, linestyle=":")
+        right.axvline(noise / signal, color=figures.RED, linestyle="--", linewidth=1)
+        right.text(0.9 * noise / signal, 30, "noise scale", color=figures.RED, ha="right", va="center")
         _batch_axis(right, batches, 2)
-
-        def update(step: int, batch: int) -> list[Artist]:
-            signal, noise = parts[step]
-            dots.set_data(*clouds[step][batch].T)
-            for line, name, values in zip(lines, names, (signal + 0 * fine, noise / fine), strict=True):
-                line.set_data(fine, values)
-                name.set_y(1.1 * values[0])
-            here.set_xdata([batch, batch])
-            scale.set_xdata([noise / signal] * 2)
-            word.set_x(0.9 * noise / signal)
-            return [dots, *lines, *names, here, scale, word]
-
-        return update
+        right.set(yscale="log", xlim=(6, 700), ylim=(0.05, 50), ylabel="part of a gradient's squared length")
 
     def caption(step: int, batch: int) -> str:
         (signal, noise), (along, across) = parts[step], clouds[step][batch].T
@@ -144,7 +126,8 @@ def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tu
         )
 
     step = widgets.slider("step", list(clouds), list(clouds)[2])
-    widgets.explore(make, alt=caption, step=step, batch=widgets.slider("batch size", batches.tolist(), 32))
+    batch = widgets.slider("batch size", batches.tolist(), 32)
+    widgets.explore_axes(paint, alt=caption, columns=2, step=step, batch=batch)
 
 
 def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.ndarray, fit: CriticalBatch) -> None:
@@ -152,58 +135,57 @@ def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.nda
 
     `grid` are the rates (batches, rates), `steps` (batches, rates, seeds); NaN where runs did not arrive.
     """
-    mean, best = steps.mean(-1), np.log2(best)
+    arrive, best, places = (
+        np.isfinite(steps),
+        np.log2(best),
+        dict(zip(batches.tolist(), range(len(batches)), strict=True)),
+    )
+    mean = np.where(arrive, steps, 0).sum(-1) / np.where(arrive.any(-1), arrive.sum(-1), np.nan)
     shape = 1 / (1 + fit.batch.mean / batches)
     height = np.exp2((best.mean(0) - np.log2(shape)).mean())
-    first = np.exp2(best[:, 0].mean())
+    first, fine = np.exp2(best[:, 0].mean()), np.geomspace(batches[0], batches[-1])
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        left.plot(grid.T, mean.T, "o-", color=figures.GREY, alpha=0.35, linewidth=1, markersize=3)
-        (curve,) = left.plot([], [], "o-", color=figures.BLUE, linewidth=2.5)
-        (failed,) = left.plot([], [], "x", color=figures.RED, markersize=8)
-        for place, ha in ((0, "left"), (-1, "right")):
-            x, y = np.array([grid[place], mean[place]])[:, np.isfinite(mean[place])][:, place]
-            left.text(x, y * (0.72 if place else 1.12), f"batch {batches[place]}", color=figures.GREY, ha=ha)
-        left.text(0.97, 0.92, "×: not all runs arrive", color=figures.RED, ha="right", transform=left.transAxes)
+    def paint(left: Axes, right: Axes, batch: int) -> None:
+        here = places[batch]
+        for place in {0, len(batches) - 1, here}:
+            color = figures.BLUE if place == here else figures.GREY
+            left.plot(grid[place], mean[place], color=color)
+            some = arrive[place].any(-1) & ~arrive[place].all(-1)
+            for which, face in ((arrive[place].all(-1), color), (some, "white")):
+                left.plot(grid[place][which], mean[place][which], "o", color=color, markerfacecolor=face)
+            x, y = np.array([grid[place], mean[place]])[:, arrive[place].any(-1)][:, 0]
+            across, up, ha = (0.85, 0.95, "right") if batches[place] == batches[-1] else (1, 1.15, "left")
+            left.text(across * x, up * y, f"batch {batches[place]}", color=color, ha=ha)
+        failed = grid[here][~arrive[here].any(-1)]
+        left.plot(failed, np.full(len(failed), 0.95), "x", color=figures.RED, transform=left.get_xaxis_transform())
         left.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="steps to the target", ylim=(45, 1400))
+        left.set_title("hollow: some runs fail; ×: all fail", fontsize=9, color=figures.GREY)
         _ticks(left.yaxis, [50, 100, 200, 500, 1000])
         middle, low, high = interval(best)
         right.plot([batches, batches], [2**low, 2**high], color=figures.BLUE)
         right.plot(batches, 2**middle, "o", color=figures.BLUE, markersize=5)
-        fine = np.geomspace(batches[0], batches[-1])
         right.plot(fine, height / (1 + fit.batch.mean / fine), color=figures.BLACK)
         for power, text, at in ((1, "linear", 4), (0.5, "square root", 3)):
             line = first * (batches / batches[0]) ** power
             right.plot(batches, line, ":", color=figures.GREY)
             ha, va, lift = ("right", "bottom", 1.15) if power == 1 else ("left", "top", 0.8)
             right.text(batches[at], line[at] * lift, text, color=figures.GREY, ha=ha, va=va)
+        right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
+        right.text(1.1 * fit.batch.mean, 0.75 * first, "critical batch", color=figures.RED, va="center")
+        right.plot(batch, 2 ** middle[here], "o", color=figures.BLUE, markersize=11)
         right.set(yscale="log", ylabel="best learning rate", ylim=(0.6 * first, 5))
         for axis in (left.xaxis, right.yaxis):
             _ticks(axis, [0.1, 0.3, 1, 3])
-        right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
-        right.text(1.1 * fit.batch.mean, 0.75 * first, "critical batch", color=figures.RED, va="center")
         _batch_axis(right, batches)
-        (here,) = right.plot([], [], "o", color=figures.BLUE, markersize=11)
-
-        def update(batch: int) -> list[Artist]:
-            place = list(batches).index(batch)
-            curve.set_data(grid[place], mean[place])
-            lost = grid[place][np.isnan(mean[place])]
-            failed.set_data(lost, np.full(len(lost), 800))
-            here.set_data([batch], [2 ** best[:, place].mean()])
-            return [curve, failed, here]
-
-        return update
 
     def caption(batch: int) -> str:
-        place = list(batches).index(batch)
+        measured, formula = 2 ** best[:, places[batch]].mean(), height * shape[places[batch]]
         return (
-            f"Batch {batch}: the best learning rate is {2 ** best[:, place].mean():.2g}. "
-            f"The formula, with the critical batch of section 1, gives {height * shape[place]:.2g}."
+            f"Batch {batch}: the best learning rate is {measured:.2g}. "
+            f"The formula, its height fitted to these rates, gives {formula:.2g}."
         )
 
-    widgets.explore(make, alt=caption, batch=widgets.slider("batch size", batches.tolist(), 64))
+    widgets.explore_axes(paint, alt=caption, columns=2, batch=widgets.slider("batch size", list(places), 64))
 
 
 # Section 3
@@ -213,14 +195,9 @@ def ladder(accuracies: Mapping[int, np.ndarray], epochs: Sequence[int], examples
     """Test accuracy, (seeds, epochs) in per cent, of each batch by the number of updates; equal epochs in red."""
     figure, ax = figures.new(height=3.2)
     for (batch, samples), color in zip(accuracies.items(), (figures.BLUE, figures.GREEN, figures.ORANGE), strict=True):
-        updates = np.array(epochs) * examples // batch
-        line = figures.band(ax, updates, samples, color, marker="o")
-        last = f", {epochs[-1]} epochs" if batch > 128 else ""
-        figures.name(ax, line, f"batch {batch}{last}", -12 if last else 0)
-        words = {"xytext": (0, -12 if last else 12), "textcoords": "offset points", "color": color, "va": "center"}
-        for place in {512: (0,), 32: (0, -1)}.get(batch, ()):
-            mean = samples.mean(0)[place]
-            ax.annotate(f"{epochs[place]} epochs", (updates[place], mean), ha="left" if last else "center", **words)
+        line = figures.band(ax, np.array(epochs) * examples // batch, samples, color, marker="o")
+        figures.name(ax, line, f"batch {batch}", -10 if batch == 512 else 0)
+    ax.set_title(f"dots: {', '.join(map(str, epochs))} epochs", fontsize=9, color=figures.GREY)
     ax.axvline(epochs[0] * examples // 32, color=figures.RED, linestyle="--", linewidth=1)
     ax.text(epochs[0] * examples // 32 * 1.05, 45, "equal updates", color=figures.RED)
     ax.set(xscale="log", xlabel="updates", xlim=(60, 60_000))
@@ -234,42 +211,28 @@ def ladder(accuracies: Mapping[int, np.ndarray], epochs: Sequence[int], examples
 
 def layers(ratios: np.ndarray, moves: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
     """Explore ‖w‖ / ‖g‖ of each layer, (steps, layers), and by how much of its length each optimizer moves it (%)."""
-    places = np.arange(len(names))
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        (dots,) = left.plot(places, ratios[0], "o", color=figures.BLACK, markersize=8)
-        left.set(yscale="log", ylim=(ratios.min() / 1.5, ratios.max() * 1.5), ylabel="‖w‖ / ‖g‖")
-        lines = {}
-        for (name, values), color in zip(moves.items(), (figures.ORANGE, figures.BLUE), strict=True):
-            (lines[name],) = right.plot(places, values[0], "o-", color=color)
+    def paint(left: Axes, right: Axes, step: int) -> None:
+        left.plot(names, ratios[step], "o", color=figures.BLACK, markersize=8)
+        left.set(yscale="log", ylim=(ratios.min() / 1.5, ratios.max() * 1.5), xlabel="layer", ylabel="‖w‖ / ‖g‖")
+        for place, (name, values) in enumerate(moves.items()):
+            color = (figures.ORANGE, figures.BLUE)[place]
+            right.plot(names, values[step], "o-", color=color)
+            right.text(0.03, 0.95 - 0.08 * place, name, color=color, transform=right.transAxes, va="top")
         values = np.concatenate(list(moves.values()))
-        right.set(yscale="log", ylim=(values.min() / 1.5, values.max() * 4), ylabel="‖change of w‖ / ‖w‖ (%)")
-        for place, (name, line) in enumerate(lines.items()):
-            right.text(0.03, 0.95 - 0.08 * place, name, color=line.get_color(), transform=right.transAxes, va="top")
-        for ax in (left, right):
-            ax.set(xlabel="layer", xlim=(-0.5, len(names) - 0.5))
-            ax.set_xticks(places, names)
-
-        def update(step: int) -> list[Artist]:
-            dots.set_ydata(ratios[step])
-            for name, line in lines.items():
-                line.set_ydata(moves[name][step])
-            return [dots, *lines.values()]
-
-        return update
+        right.set(yscale="log", ylim=(values.min() / 1.5, values.max() * 4), xlabel="layer")
+        right.set_ylabel("‖change of w‖ / ‖w‖ (%)")
 
     def caption(step: int) -> str:
-        ends = (dict.fromkeys(f"{end(values[step]):.2g}" for end in (np.min, np.max)) for values in moves.values())
-        one_rate, lars = map(" to ".join, ends)
-        spread = ratios[step].max() / ratios[step].min()
+        one_rate, lars = (values[step] for values in moves.values())
         return (
-            f"Step {step}: the largest ‖w‖ / ‖g‖ is {spread:.1f} times the smallest. "
-            f"With one rate for all, one step moves the layers by {one_rate} % of their length; with LARS by {lars} %."
+            f"Step {step}: the largest ‖w‖ / ‖g‖ is {ratios[step].max() / ratios[step].min():.1f} times the smallest. "
+            f"One rate for all moves the layers by {one_rate.min():.2g} to {one_rate.max():.2g} % of their length, "
+            f"LARS by {lars.mean():.2g} % on average."
         )
 
     steps = [0, 1, 2, 3, 5, 7, *range(10, len(ratios), 5)]
-    widgets.explore(make, alt=caption, step=widgets.slider("step", steps, 0))
+    widgets.explore_axes(paint, alt=caption, columns=2, step=widgets.slider("step", steps, 0))
 
 
 def lars_record(curves: Mapping[str, np.ndarray], batches: Sequence[int], leads: Mapping[str, np.ndarray]) -> None:
@@ -305,27 +268,19 @@ def machine(seconds: Callable[..., np.ndarray], critical: float) -> None:
         times = seconds(batches, workers[:, None], **parts)
         return times[workers == count][0], times[0].min() / times.min(1)
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        (curve,), (best,) = left.plot([], [], color=figures.BLUE), left.plot([], [], "o", color=figures.BLUE)
+    def paint(left: Axes, right: Axes, count: int, **parts: float) -> None:
+        row, gains = results(count, parts)
+        left.plot(batches, row, color=figures.BLUE)
+        left.plot(batches[row.argmin()], row.min(), "o", color=figures.BLUE)
         left.axvline(critical, color=figures.RED, linestyle="--", linewidth=1)
         left.text(1.2 * critical, 100, "critical batch", color=figures.RED)
         left.set(xlim=(1, 2**14), ylim=(0.05, 300), xlabel="batch size (examples)", ylabel="seconds to the target")
         figures.name(right, right.plot(workers, workers, ":", color=figures.GREY)[0], "ideal")
-        (speed_up,), (here,) = right.plot([], [], color=figures.BLUE), right.plot([], [], "o", color=figures.BLUE)
+        right.plot(workers, gains, color=figures.BLUE)
+        right.plot(count, gains[workers == count], "o", color=figures.BLUE)
         right.set(xlim=(0.8, 3000), ylim=(0.5, 1500), xlabel="workers", ylabel="speed-up, each at its best batch")
         for ax in (left, right):
             ax.set(xscale="log", yscale="log")
-
-        def update(count: int, **parts: float) -> list[Artist]:
-            row, gains = results(count, parts)
-            curve.set_data(batches, row)
-            best.set_data([batches[row.argmin()]], [row.min()])
-            speed_up.set_data(workers, gains)
-            here.set_data([count], gains[workers == count])
-            return [curve, best, speed_up, here]
-
-        return update
 
     def caption(count: int, **parts: float) -> str:
         row, gains = results(count, parts)
@@ -334,8 +289,8 @@ def machine(seconds: Callable[..., np.ndarray], critical: float) -> None:
             f"{row.min():.2f} s, {gains[workers == count][0]:.1f} times faster than one worker at its best batch."
         )
 
-    widgets.explore(
-        make, alt=caption,
+    widgets.explore_axes(
+        paint, alt=caption, columns=2,
         count=widgets.slider("workers", workers.tolist(), 64),
         overhead=widgets.slider("overhead per step (ms)", [0.1, 0.3, 1, 3, 10, 30], 1),
         latency=widgets.slider("latency (µs)", [0, 1, 3, 10, 30, 100], 10),

@@ -1,5 +1,6 @@
 """The exercises of 04_batch_size_and_lars and its further notebook."""
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -7,15 +8,22 @@ import numpy as np
 from dlscale.course.exercises import Exercise, compare
 
 
+def noise_scale(gradients, b):
+    B = gradients.shape[1] * b  # examples of all workers
+    small = (gradients**2).sum(-1).mean()
+    large = (gradients.mean(1) ** 2).sum(-1).mean()
+    noise = (small - large) / (1 / b - 1 / B)
+    signal = large - noise / B
+    return noise / signal
+
+
 def _noise(answer: Any) -> str | None:
     for seed, (steps, workers, n, b) in enumerate(((40, 4, 30, 8), (7, 2, 100, 1), (200, 16, 5, 64))):
         rng = np.random.default_rng(seed)
         signals = rng.normal(size=(steps, 1, n))
         gradients = signals * rng.uniform(0.1, 2, (steps, 1, 1)) + rng.normal(size=(steps, workers, n))
-        small, large = (gradients**2).sum(-1).mean(), (gradients.mean(1) ** 2).sum(-1).mean()
-        noise = (small - large) / (1 / b - 1 / (workers * b))
         what = f"The noise scale from {steps} steps of {workers} workers with {b} examples each"
-        if wrong := compare(what, answer(gradients, b), noise / (large - noise / (workers * b))):
+        if wrong := compare(what, answer(gradients, b), noise_scale(gradients, b)):
             return wrong
     return None
 
@@ -31,16 +39,7 @@ noise = Exercise(
         "Two equations, small = signal + noise / b and large = signal + noise / (workers · b), and two unknowns.",
         "Subtract them: small - large = noise (1 / b - 1 / B). The signal is then large - noise / B.",
     ),
-    code="""
-def noise_scale(gradients, b):
-    steps, workers, weights = gradients.shape
-    B = workers * b
-    small = (gradients**2).sum(-1).mean()
-    large = (gradients.mean(1) ** 2).sum(-1).mean()
-    noise = (small - large) / (1 / b - 1 / B)
-    signal = large - noise / B
-    return noise / signal
-""",
+    code=inspect.getsource(noise_scale),
     wrong=_noise,
     right="any data-parallel run can measure its own noise scale, at the cost of two norms.",
 )
@@ -73,40 +72,11 @@ def rate_for(other, critical, batch, rate):
 )
 
 
-def _best(answer: Any) -> str | None:
-    for critical, overhead, per_example in ((160, 1e-3, 1e-4), (1000, 0.02, 1e-3), (50, 0.5, 0.5)):
-        batches = np.geomspace(0.1, 1e6, 200_001)
-        soonest = batches[np.argmin((1 + critical / batches) * (overhead + batches * per_example))]
-        given = f"critical batch {critical}, overhead {overhead:g} s and {per_example:g} s for each example"
-        if wrong := compare(f"The batch for {given}", answer(critical, overhead, per_example), soonest, tolerance=1e-3):
-            return wrong
-    return None
-
-
-best = Exercise(
-    id="batch_size_and_lars-best",
-    answer="best_batch",
-    question="On one worker a step takes `overhead` seconds, and `per_example` seconds for each example. Write "
-    r"`best_batch`, which returns the batch that reaches the target in the least time, for $S = S_\text{min}(1 + "
-    r"B_c/B)$ steps. Multiply out: two of the four terms depend on $B$. Do not round.",
-    hints=(
-        "The time is S_min (overhead + B_c · per_example + B · per_example + B_c · overhead / B).",
-        "The last two terms pull in opposite ways; their sum is least where they are equal.",
-    ),
-    code="""
-def best_batch(critical, overhead, per_example):
-    return np.sqrt(critical * overhead / per_example)
-""",
-    wrong=_best,
-    right="it is the geometric mean of B_c and of the examples that one overhead is worth.",
-)
-
-
-def _lars_step(w: np.ndarray, m: np.ndarray, g: np.ndarray, *options: float) -> tuple[np.ndarray, np.ndarray]:
-    rate, coefficient, decay, beta = options
+def lars_step(w, m, g, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
     d = g + decay * w
-    w_norm, d_norm = np.linalg.norm(w.ravel()), np.linalg.norm(d.ravel())
-    m = beta * m + rate * (coefficient * w_norm / d_norm if w_norm and d_norm else 1.0) * d
+    w_norm, d_norm = np.linalg.norm(w), np.linalg.norm(d)
+    ratio = coefficient * w_norm / d_norm if w_norm > 0 and d_norm > 0 else 1.0
+    m = beta * m + rate * ratio * d
     return w - m, m
 
 
@@ -117,10 +87,10 @@ def _step(answer: Any) -> str | None:
             pair = np.float32(start), np.zeros(start.shape, np.float32)
             for rate, length in ((1.0, 1.0), (0.3, 0.01), (2.0, 30.0), (0.5, 0.0), (1.0, 1.0)):
                 g = np.float32(length * rng.normal(size=start.shape))
-                ours = answer(*pair, g, rate, coefficient, decay, beta)
+                expected = lars_step(*pair, g, rate, coefficient, decay, beta)
+                ours = answer(*(part.copy() for part in (*pair, g)), rate, coefficient, decay, beta)
                 if not isinstance(ours, tuple | list) or len(ours) != 2:
                     return "`lars_step` must return two arrays: the new w and the new m."
-                expected = _lars_step(*pair, g, rate, coefficient, decay, beta)
                 given = f"rate {rate:g}, coefficient {coefficient:g}, decay {decay:g}, β {beta:g}"
                 for what, mine, right in zip("wm", ours, expected, strict=True):
                     about = f"For a tensor of shape {g.shape}, {given}: the new {what}"
@@ -134,32 +104,32 @@ step = Exercise(
     id="batch_size_and_lars-step",
     answer="lars_step",
     question="Write LARS for one tensor. `lars_step` gets weights `w`, momentum `m` and gradient `g`, and returns the "
-    "new `w` and the new `m`.",
+    "new `w` and the new `m`. Its `coefficient` is $c$, and its `decay` is $\\lambda$.",
     hints=(
         "First d = g + decay * w, then the ratio from the norms of w and d, then the momentum, then w minus it.",
-        "The norm of a tensor of any shape: jnp.sqrt(jnp.sum(w**2)). If one of the two norms is 0, the ratio is 1.",
+        "The norm of a tensor of any shape: jnp.linalg.norm(w.ravel()). If one of the two norms is 0, the ratio is 1.",
     ),
-    code="""
-def lars_step(w, m, g, rate=1.0, coefficient=0.01, decay=5e-4, beta=0.9):
-    d = g + decay * w
-    w_norm, d_norm = jnp.sqrt(jnp.sum(w**2)), jnp.sqrt(jnp.sum(d**2))
-    ratio = coefficient * w_norm / d_norm if w_norm > 0 and d_norm > 0 else 1.0
-    m = beta * m + rate * ratio * d
-    return w - m, m
-""",
+    code=inspect.getsource(lars_step),
     wrong=_step,
-    right="each tensor moves by the same fraction of its length, however long its gradient is.",
+    right="without momentum, each tensor moves by the same fraction of its length, however long its gradient is.",
 )
+
+
+def whole_ratio(weights, directions, coefficient=0.01):
+    w_norm = np.sqrt(sum((w**2).sum() for w in weights))
+    d_norm = np.sqrt(sum((d**2).sum() for d in directions))
+    return coefficient * w_norm / d_norm
 
 
 def _one_ratio(answer: Any) -> str | None:
     rng = np.random.default_rng(5)
     for coefficient, shapes in ((0.01, ((5, 4), (4,), (3, 2, 2))), (0.5, ((2, 30), (30, 1)))):
-        weights, directions = ([np.float32(rng.normal(0, 4**k, s)) for k, s in enumerate(shapes)] for _ in range(2))
-        directions = directions[::-1] if len(shapes) == 2 else directions
-        lengths = [np.linalg.norm(np.concatenate([part.ravel() for part in some])) for some in (weights, directions)]
+        weights, directions = (
+            [np.float32(rng.normal(0, base**k, s)) for k, s in enumerate(shapes)] for base in (4, 0.25)
+        )
         given = f"The ratio of tensors of shapes {', '.join(map(str, shapes))}, coefficient {coefficient:g}"
-        if wrong := compare(given, answer(weights, directions, coefficient), coefficient * lengths[0] / lengths[1]):
+        expected = whole_ratio(weights, directions, coefficient)
+        if wrong := compare(given, answer(weights, directions, coefficient), expected):
             return wrong
     return None
 
@@ -173,12 +143,7 @@ one_ratio = Exercise(
         "The squared norm of one long vector is the sum of the squared norms of its pieces.",
         "Sum the squares of all entries of all tensors, then take one root: once for weights, once for directions.",
     ),
-    code="""
-def one_ratio(weights, directions, coefficient=0.01):
-    w_norm = jnp.sqrt(sum(jnp.sum(w**2) for w in weights))
-    d_norm = jnp.sqrt(sum(jnp.sum(d**2) for d in directions))
-    return coefficient * w_norm / d_norm
-""",
+    code=inspect.getsource(whole_ratio).replace("whole_ratio", "one_ratio"),
     wrong=_one_ratio,
     right="all layers share this ratio, yet the gradient's length still does not set the length of the step.",
 )

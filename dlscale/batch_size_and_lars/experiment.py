@@ -29,18 +29,13 @@ WEIGHT_DECAY, LAMB_DECAY = 5e-4, 0.01  # as in the papers: LAMB's decay acts on 
 TRUST_COEFFICIENT = 0.01
 
 
-def warm_up_and_decay(peak: Array, steps: Array) -> optax.Schedule:
-    """Up to `peak` in a line over the first tenth of the steps, down to zero along a cosine over all of them."""
+def warm_up_and_decay(peak: Array, steps: Array, part: int = 10) -> optax.Schedule:
+    """Up to `peak` in a line over a `part`-th of the steps, down to zero along a cosine over all of them."""
     steps = jnp.maximum(steps, 1)
-    first = jnp.ceil(steps / 10)
+    first = jnp.ceil(steps / part)
     return lambda step: (
         peak * jnp.minimum((step + 1) / first, 1) * (1 + jnp.cos(jnp.pi * jnp.minimum(step / steps, 1))) / 2
     )
-
-
-def long_warm_up(peak: Array, steps: Array) -> optax.Schedule:
-    """Up to `peak` in a line over the first half of the steps, down to zero along a cosine over all of them."""
-    return lambda step: peak * jnp.minimum(2 * (step + 1) / steps, 1) * (1 + jnp.cos(jnp.pi * step / steps)) / 2
 
 
 def matrices(params: models.Params) -> models.Params:
@@ -48,21 +43,15 @@ def matrices(params: models.Params) -> models.Params:
     return jax.tree.map(lambda parameter: parameter.ndim > 1, params)
 
 
-Schedule = Callable[[Array, Array], optax.Schedule]
-
-
-def momentum(
-    learning_rate: Array, steps: Array, schedule: Schedule = warm_up_and_decay
-) -> optax.GradientTransformation:
+def momentum(learning_rate: Array, steps: Array, part: int = 10) -> optax.GradientTransformation:
     decay = optax.add_decayed_weights(WEIGHT_DECAY)
-    return optax.chain(decay, optax.sgd(schedule(learning_rate, steps), 0.9))
+    return optax.chain(decay, optax.sgd(warm_up_and_decay(learning_rate, steps, part), 0.9))
 
 
 def lars(
-    learning_rate: Array, steps: Array, decay: float = WEIGHT_DECAY, schedule: Schedule = warm_up_and_decay,
-    **masks: object,
-) -> optax.GradientTransformation:  # fmt: skip
-    rate = schedule(learning_rate, steps)
+    learning_rate: Array, steps: Array, decay: float = WEIGHT_DECAY, part: int = 10, **masks: object
+) -> optax.GradientTransformation:
+    rate = warm_up_and_decay(learning_rate, steps, part)
     return optax.lars(rate, decay, trust_coefficient=TRUST_COEFFICIENT, momentum=0.9, **masks)
 
 
@@ -396,9 +385,9 @@ def _descent(seed: Array, batch_size: Array, rate: Array, every: Array, train: t
         return params, loss(params, *held_out)
 
     def stage(params: models.Params, firsts: Array) -> tuple[models.Params, tuple[Array, Array]]:
-        scale = exact_noise_scale(loss, params, train).scale
+        signal, noise = exact_noise_scale(loss, params, train)
         params, losses = lax.scan(look, params, firsts)
-        return params, (scale, losses)
+        return params, (noise / signal, losses)
 
     firsts = every * jnp.arange(STAGES * LOOKS).reshape(STAGES, LOOKS)
     return lax.scan(stage, NETWORK.init(jax.random.key(seed)), firsts)[1]
@@ -445,9 +434,7 @@ STEPS = Experiment(
 # Momentum and LARS with batch norm at batch 750, when the warm-up takes half of the steps
 
 
-WARM_ARMS = {
-    name: functools.partial(arm, schedule=long_warm_up) for name, arm in {"momentum": momentum, "LARS": lars}.items()
-}
+WARM_ARMS = {name: functools.partial(arm, part=2) for name, arm in (("momentum", momentum), ("LARS", lars))}
 
 
 def warm_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:

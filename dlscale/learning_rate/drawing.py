@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,12 +21,15 @@ def _log_rates(ax: Axes, low: float, high: float, every: int = 1) -> None:
 
 
 def _accuracies(
-    accuracies: Mapping[str, np.ndarray], x: Sequence[float], gap: float, colors: Sequence[str] = COLORS
+    accuracies: Mapping[str, np.ndarray], x: Sequence[float], gap: float, colors: Sequence[str]
 ) -> tuple[Figure, Axes]:
     """A line with its interval for each array of accuracies, (seeds, len(x)) in per cent; names are `gap` apart."""
     figure, ax = figures.new(height=3.2)
     pairs = zip(accuracies.items(), colors, strict=False)
-    lines = {name: figures.band(ax, x, values, color, marker="o") for (name, values), color in pairs}
+    lines = {
+        name: figures.band(ax, x, values, color, marker="o", linestyle="--" if "warm-up" in name else "-")
+        for (name, values), color in pairs
+    }
     figures.names(ax, lines, gap)
     ax.set(ylabel="validation accuracy (%)")
     ax.set_title("band: 95 % interval of the mean over the seeds", fontsize=9, color=figures.GREY)
@@ -35,13 +37,14 @@ def _accuracies(
 
 
 def by_rate(
-    accuracies: Mapping[str, np.ndarray], rates: Sequence[float], gap: float = 1.5, xlabel: str = "learning rate"
-) -> None:
-    """Validation accuracy, (seeds, rates) in per cent, by learning rate, for each schedule."""
-    figure, ax = _accuracies(accuracies, rates, gap)
+    accuracies: Mapping[str, np.ndarray], rates: Sequence[float], gap: float = 1.5,
+    xlabel: str = "learning rate", colors: Sequence[str] = COLORS,
+) -> None:  # fmt: skip
+    """Validation accuracy, (seeds, rates) in per cent, by learning rate, for each schedule; warm-up is dashed."""
+    figure, ax = _accuracies(accuracies, rates, gap, colors)
     ax.set(xlabel=xlabel)
     if min(values.mean(0).min() for values in accuracies.values()) < 15:
-        ax.axhline(10, color=figures.GREY, linestyle=":")
+        ax.plot([rates[0], rates[-1]], [10, 10], ":", color=figures.GREY)
         ax.text(rates[0], 11, "guessing", color=figures.GREY)
         ax.set_ylim(0, None)
     _log_rates(ax, min(rates), max(rates))
@@ -60,26 +63,18 @@ def bowl() -> None:
     def walk(rate: float) -> np.ndarray:
         return START * (1 - rate * curvature) ** np.arange(31)[:, None]
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+    def paint(left: Axes, right: Axes, rate: float) -> None:
         figures.contour(left, lambda x, y: (0.01 * x**2 + y**2) / 2, (-10, 10), (-10, 10))
         left.set(xlabel="along, λ = 0.01", ylabel="across, λ = 1", title="30 steps")
-        (path,) = left.plot([], [], "o-", color="white", markersize=3, linewidth=1)
+        left.plot(*np.clip(walk(rate), -99, 99).T, "o-", color="white", markersize=3, linewidth=1)
         right.axhline(1, color=figures.GREY, linestyle="--")
         right.text(0.03, 1.03, "above: diverges", color=figures.GREY)
         for factor, color in zip(abs(1 - rates[:, None] * curvature).T, (figures.ORANGE, figures.BLUE), strict=True):
             right.plot(rates, factor, color=color)
         right.text(0.3, 0.9, "along, λ = 0.01", color=figures.ORANGE)
         right.text(1.12, 0.04, "across, λ = 1", color=figures.BLUE)
-        (dots,) = right.plot([], [], "o", color=figures.BLACK)
+        right.plot([rate] * 2, abs(1 - rate * curvature), "o", color=figures.BLACK)
         right.set(xlabel="learning rate", ylabel="factor of each step, |1 − ηλ|", xlim=(0, 2.4), ylim=(0, 1.45))
-
-        def update(rate: float) -> list[Artist]:
-            path.set_data(*np.clip(walk(rate), -99, 99).T)
-            dots.set_data([rate] * 2, abs(1 - rate * curvature))
-            return [path, dots]
-
-        return update
 
     def caption(rate: float) -> str:
         slow, fast = abs(1 - rate * curvature)
@@ -90,7 +85,8 @@ def bowl() -> None:
         )
 
     rates_of_slider = [0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 1.8, 1.9, 2.0, 2.02, 2.05, 2.1, 2.2, 2.4]
-    widgets.explore(make, alt=caption, rate=widgets.slider("learning rate", rates_of_slider, 1.9))
+    slider = widgets.slider("learning rate", rates_of_slider, 1.9)
+    widgets.explore_axes(paint, alt=caption, columns=2, rate=slider)
 
 
 # Sections 1 and 2
@@ -103,39 +99,30 @@ def sharpness(
 
     There are `every` steps from one look to the next; the axis of the sharpness ends at `highest`.
     """
-    seeds, looks = next(iter(runs.values()))[0].shape
-    steps = every * np.arange(looks)
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        fall, rise = (
-            ax.plot(steps, np.ones((looks, seeds)), color=figures.TRAIN, linewidth=1.2) for ax in (left, right)
+    def paint(left: Axes, right: Axes, choice: float) -> None:
+        losses, sharp, rate = runs[choice]
+        steps = every * np.arange(losses.shape[1])
+        for ax, curves in ((left, losses), (right, sharp)):
+            ax.plot(steps, np.clip(np.nan_to_num(curves, nan=1e3), 1e-3, 1e3).T, color=figures.TRAIN, linewidth=1.2)
+        right.plot([0, steps[-1]], [2 / rate] * 2, "--", color=figures.RED)
+        right.text(
+            steps[-1], 2 / rate - highest / 50, "2 / rate", color=figures.RED, ha="right", va="top", clip_on=True
         )
-        (limit,) = right.plot([0, steps[-1]], [0, 0], "--", color=figures.RED)
-        text = right.text(steps[-1], 0, "2 / rate", color=figures.RED, ha="right", va="top")
         left.set(xlabel="step", ylabel="training loss", yscale="log", ylim=(0.005, 20))
         right.set(xlabel="step", ylabel="sharpness", ylim=(0, highest))
 
-        def update(choice: float) -> list[Artist]:
-            losses, sharp, rate = runs[choice]
-            for line, curve in zip([*fall, *rise], [*losses, *sharp], strict=True):
-                line.set_ydata(np.clip(np.nan_to_num(curve, nan=1e3), 1e-3, 1e3))
-            limit.set_ydata([2 / rate] * 2)
-            text.set_y(2 / rate - highest / 50)
-            return [*fall, *rise, limit, text]
-
-        return update
-
     def caption(choice: float) -> str:
         losses, sharp, rate = runs[choice]
-        begin = f"Rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}. The sharpness begins at {sharp[:, 0].mean():.1f}"
-        if (failed := (~np.isfinite(losses[:, -1])).sum()) == seeds:
-            return f"{begin}. The run diverges." if seeds == 1 else f"{begin}. All runs diverge."
-        fall, end = np.nanmin(sharp, 1).mean(), np.nanmean(sharp[:, -1])
-        said = f"{begin}, falls to {fall:.1f} at its lowest, and ends at {end:.1f}."
-        return said + (f" {failed} of {seeds} runs diverge." if failed else "")
+        said = f"Rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}. The sharpness begins at {sharp[:, 0].mean():.1f}"
+        trains = np.isfinite(losses[:, -1])
+        if not trains.any():
+            return f"{said}. {'The run diverges' if len(losses) == 1 else 'All runs diverge'}."
+        low, high, end = (part.mean() for part in (sharp[trains].min(1), sharp[trains].max(1), sharp[trains, -1]))
+        said += f", stays between {low:.1f} and {high:.1f}, and ends at {end:.1f}."
+        return said if trains.all() else f"{said} {(~trains).sum()} of {len(trains)} runs diverge."
 
-    widgets.explore(make, alt=caption, choice=widgets.slider(label, list(runs), value, "{:.2g}"))
+    widgets.explore_axes(paint, alt=caption, columns=2, choice=widgets.slider(label, list(runs), value, "{:.2g}"))
 
 
 # Section 3
@@ -185,35 +172,21 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
     def loss(w: np.ndarray) -> np.ndarray:
         return (curvature * w**2).sum(-1).mean(-1) / 2
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+    def paint(left: Axes, right: Axes, rate: float, schedule: str) -> None:
+        path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)
+        mean = path[last + 1 :].mean(0)
         figures.contour(left, lambda x, y: (0.2 * x**2 + y**2) / 2, (-10, 10), (-10, 10))
-        (early,) = left.plot([], [], color="white", linewidth=0.5, alpha=0.6)
-        (late,) = left.plot([], [], color=figures.BLUE, linewidth=0.7)
-        (end,) = left.plot([], [], "o", color=figures.RED, markeredgecolor="white", markersize=9)
-        (middle,) = left.plot([], [], "*", color=figures.GREEN, markeredgecolor="white", markersize=17)
-        left.set(xlabel="weight along, λ = 0.2", ylabel="weight across, λ = 1", title="one run")
-        for x, name, color in ((-9.5, "● last weights", figures.RED), (-0.5, "★ mean, blue part", figures.GREEN)):
-            left.text(x, 8.7, name, color=color, backgroundcolor="white")
-        (curve,) = right.plot([], [], color=figures.RED)
-        (level,) = right.plot([], [], color=figures.GREEN, linewidth=4)
-        right.text(0.97, 0.92, "weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
-        right.text(0.97, 0.84, "mean of the last quarter", color=figures.GREEN, ha="right", transform=right.transAxes)
+        left.plot(*path[: last + 2, 0].T, color="white", linewidth=0.8)
+        left.plot(*path[last + 1 :, 0].T, color=figures.BLUE, linewidth=0.9)
+        left.plot(*path[-1, 0], "o", color=figures.RED, markeredgecolor="white", markersize=9)
+        left.plot(*mean[0], "*", color=figures.GREEN, markeredgecolor="white", markersize=17)
+        left.set(xlabel="weight along, λ = 0.2", ylabel="weight across, λ = 1", title="one run; last quarter: blue")
+        right.plot(range(steps + 1), loss(path), color=figures.RED)
+        right.plot([last, steps], [loss(mean)] * 2, color=figures.GREEN, linewidth=4)
+        right.text(0.97, 0.92, "● weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
+        right.text(0.97, 0.84, "★ mean of the blue path", color=figures.GREEN, ha="right", transform=right.transAxes)
         right.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60))
         right.set_title("mean of 200 runs")
-
-        def update(rate: float, schedule: str) -> list[Artist]:
-            path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)
-            mean = path[last + 1 :].mean(0)
-            early.set_data(*path[: last + 2, 0].T)
-            late.set_data(*path[last + 1 :, 0].T)
-            end.set_data(*path[-1:, 0].T)
-            middle.set_data(*mean[:1].T)
-            curve.set_data(range(steps + 1), loss(path))
-            level.set_data([last, steps], [loss(mean)] * 2)
-            return [early, late, end, middle, curve, level]
-
-        return update
 
     def caption(rate: float, schedule: str) -> str:
         path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)
@@ -223,17 +196,21 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
         )
 
     rate = widgets.slider("learning rate", [0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2], 0.4)
-    widgets.explore(make, alt=caption, rate=rate, schedule=widgets.menu("schedule", [*shapes]))
+    widgets.explore_axes(paint, alt=caption, columns=2, rate=rate, schedule=widgets.menu("schedule", [*shapes]))
 
 
 def averages(accuracies: Mapping[str, np.ndarray], parts: Sequence[int]) -> None:
-    """Validation accuracy (seeds, parts) of mean weights over the last `parts` sixteenths of a run; 0: last weights."""
-    figure, ax = _accuracies(accuracies, range(len(parts)), 0.7, (figures.BLACK, figures.BLUE))
+    """What averaging the weights over the last `parts` sixteenths of a run gains over its last weights, (seeds, parts).
+
+    The last weights are part 0, the first of `parts`; differences are paired by seed.
+    """
+    gains = {name: values - values[:, :1] for name, values in accuracies.items()}
+    figure, ax = _accuracies(gains, range(len(parts)), 0.3, (figures.BLACK, figures.BLUE))
+    ax.axhline(0, color=figures.GREY, linestyle="--")
     ax.set_xticks(range(len(parts)), ["last\nweights", *(f"{100 * part / 16:.0f} %" for part in parts[1:])])
-    ax.set(xlabel="part of the run whose weights are averaged")
-    ends = {name: (values[:, 0].mean(), values.mean(0).max()) for name, values in accuracies.items()}
-    said = ", ".join(f"{name} from {last:.1f} to {best:.1f} %" for name, (last, best) in ends.items())
-    figures.show(figure, f"From the last weights to the best mean: {said}.")
+    ax.set(xlabel="part of the run whose weights are averaged", ylabel="gain in accuracy (points)")
+    best = ", ".join(f"{name} {values.mean(0).max():.1f}" for name, values in gains.items())
+    figures.show(figure, f"The most that a mean of the weights gains over the last weights: {best} points.")
 
 
 # The further notebook
@@ -242,33 +219,23 @@ def averages(accuracies: Mapping[str, np.ndarray], parts: Sequence[int]) -> None
 def oscillation(sharp: Mapping[str, np.ndarray], sizes: np.ndarray, edge: float) -> None:
     """Explore the sharpness (seeds, steps) of each method from the edge on, and the oscillation (seeds, steps)."""
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        steps, lines = np.arange(sizes.shape[1]), []
-        colors = (figures.BLUE, figures.ORANGE, figures.BLACK, figures.GREEN)
-        for place, (name, color) in enumerate(zip(sharp, colors, strict=False)):
-            lines += left.plot(steps, 0.0 * steps, ":" if place == 2 else "-", color=color)
+    def paint(left: Axes, right: Axes, seed: int) -> None:
+        for place, (name, values) in enumerate(sharp.items()):
+            color = (figures.BLUE, figures.ORANGE, figures.BLACK, figures.GREEN)[place]
+            left.plot(values[seed], ":" if place == 2 else "-", color=color)
             left.text(0.03, 0.93 - 0.08 * place, name, color=color, transform=left.transAxes)
         left.axhline(edge, color=figures.RED, linestyle="--")
         left.text(5, 0.98 * edge, "2 / rate", color=figures.RED, va="top")
         left.set(xlabel="step after 2 / rate is passed", ylabel="sharpness", ylim=(0.6 * edge, 1.7 * edge))
-        (curve,) = right.plot(steps, 0.0 * steps, color=figures.BLUE, linewidth=0.7)
+        right.plot(sizes[seed], color=figures.BLUE, linewidth=0.7)
         right.set(xlabel="step after 2 / rate is passed", ylabel="size of the oscillation", ylim=(-0.25, 0.25))
         right.set_title("whole step")
-
-        def update(seed: int) -> list[Artist]:
-            for line, values in zip(lines, sharp.values(), strict=True):
-                line.set_ydata(values[seed])
-            curve.set_ydata(sizes[seed])
-            return [*lines, curve]
-
-        return update
 
     def caption(seed: int) -> str:
         ends = ", ".join(f"{name} {values[seed, -100:].mean():.1f}" for name, values in sharp.items())
         return f"Start {seed}. Sharpness in the last 100 steps: {ends}. The edge is {edge:g}."
 
-    widgets.explore(make, alt=caption, seed=widgets.slider("start", range(len(sizes)), 5))
+    widgets.explore_axes(paint, alt=caption, columns=2, seed=widgets.slider("start", range(len(sizes)), 5))
 
 
 def rate_and_momentum(rates: Sequence[float], momenta: Sequence[float], accuracy: np.ndarray) -> None:
