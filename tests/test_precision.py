@@ -1,6 +1,6 @@
 """Rounding against ml_dtypes over all bit patterns, the laws of all formats, training in few bits, the exercises."""
 
-# ruff: noqa: A001, A002 - as in dlscale/precision
+# ruff: noqa: A002 - as in dlscale/precision
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 
 
 @functools.cache
-def patterns(name: str) -> np.ndarray:
-    """All numbers of a format of up to 16 bits, as float32, in the order of their bit patterns."""
-    words = np.arange(2 ** FORMATS[name].bits)
-    return words.astype(f"uint{8 * THEIRS[name].itemsize}").view(THEIRS[name]).astype(np.float32)
+def patterns(bits: int, dtype: np.dtype) -> np.ndarray:
+    """All numbers of a format, as float32, in the order of their bit patterns."""
+    return np.arange(2**bits).astype(f"uint{8 * dtype.itemsize}").view(dtype).astype(np.float32)
 
 
 def same(ours, theirs) -> np.ndarray:
@@ -49,17 +48,13 @@ def random_floats(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
 
 
-def ties(name: str) -> np.ndarray:
-    """All ties and their neighbours, also that between the largest number and what would come after it."""
-    numbers = np.unique(np.abs(patterns(name)[np.isfinite(patterns(name))])).astype(float)
+def ties(own: np.ndarray) -> np.ndarray:
+    """All ties of a format's numbers and their neighbours, also that beyond the largest number."""
+    numbers = np.unique(np.abs(own[np.isfinite(own)])).astype(float)
     numbers = np.append(numbers, 2 * numbers[-1] - numbers[-2])  # float64 holds what float32 does not
-    with np.errstate(over="ignore"):
-        middle = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
+    middle = ((numbers[1:] + numbers[:-1]) / 2).astype(np.float32)
     near = np.concatenate([middle, np.nextafter(middle, 0), np.nextafter(middle, np.inf)])
     return np.concatenate([near, -near])
-
-
-# Formats and rounding
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -69,36 +64,17 @@ def test_named_formats_have_the_properties_of_ml_dtypes(name):
     assert (ours.max, ours.smallest_normal, ours.smallest_subnormal, ours.epsilon, ours.bits) == expected
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(name):
-    x = np.concatenate([random_floats(2**20), patterns("float16"), patterns("bfloat16"), ties(name), patterns(name)])
-    x = np.resize(x, 2**21)  # one length for all formats: nothing is compiled anew
-    assert same(quantize(x, name), x.astype(THEIRS[name]).astype(np.float32)).all()
-    own = np.resize(patterns(name), 2**16)
-    assert same(quantize(own, name, "stochastic", KEY), own).all()
+MORE = {name: (FORMATS[name], THEIRS[name]) for name in SHORT}
+MORE |= {"e3m4": (Float(3, 4), np.dtype(ml_dtypes.float8_e3m4)), "e4m3": (Float(4, 3), np.dtype(ml_dtypes.float8_e4m3))}
 
 
-def reference(x: np.ndarray, format: Float) -> np.ndarray:
-    """Rounding in float64, whose range and precision exceed float32's: no subnormals, no double rounding."""
-    x = x.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        step = np.exp2(np.maximum(np.frexp(x)[1] - 1.0, 1 - format.bias) - format.mantissa_bits)
-        rounded = np.copysign(np.where(np.isfinite(x), np.rint(x / step) * step, x), x)
-    return np.where(np.abs(rounded) > format.max, np.copysign(np.inf if format.infinities else np.nan, x), rounded)
-
-
-floats = st.builds(lambda e, m, infinities: Float(e, m, infinities or e == 8), st.integers(2, 8), st.integers(1, 23),
-                   st.booleans())  # fmt: skip
-
-
-@given(floats)
-@settings(max_examples=60)
-def test_any_format_rounds_as_an_independent_computation_does(format):
-    scale = 2.0 ** np.random.default_rng(1).integers(-3, 3, 20_000)  # as many close to both ends of its range
-    with np.errstate(over="ignore", invalid="ignore"):
-        ends = np.concatenate([scale * format.max, 8 * scale * format.smallest_subnormal])
-        x = np.concatenate([random_floats(20_000), (ends * random_floats(40_000) / 2e38).astype(np.float32)])
-    assert same(quantize(x, format), reference(x, format).astype(np.float32)).all()
+@pytest.mark.parametrize(("ours", "theirs"), MORE.values(), ids=MORE)
+def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(ours, theirs):
+    own = patterns(ours.bits, theirs)
+    x = np.resize(np.concatenate([random_floats(2**18), ties(own), own]), 2**19)  # one length: compiled once
+    assert same(quantize(x, ours), x.astype(theirs).astype(np.float32)).all()
+    own = np.resize(own, 2**16)
+    assert same(quantize(own, ours, "stochastic", KEY), own).all()
 
 
 fixed = st.tuples(st.integers(1, 12), st.integers(0, 13)).filter(lambda b: sum(b) > 1).map(lambda b: Fixed(*b))
@@ -117,10 +93,8 @@ def test_fixed_point_is_exact_integer_arithmetic(format, x):
     ("format", "x", "step"),
     [
         (Float(5, 10), -0.1, 2.0**-14),
-        (Float(5, 10), 3.3e-6, 2.0**-24),  # among the subnormal numbers
         (Float(5, 10), 2e-8, 2.0**-24),  # between 0 and the smallest of them
         (Float(8, 7), 1e-39, 2.0**-133),  # subnormal in float32 too
-        (Fixed(6, 10), -1e-5, 2.0**-10),
         (Fixed(2, 14), -1.3, 2.0**-14),
     ],
 )
@@ -139,113 +113,55 @@ def test_stochastic_rounding_near_the_end_of_the_range():
     assert (quantize(x, Fixed(4, 4), "stochastic", KEY) == 8 - 1 / 16).all()
 
 
-# Inside JAX
+@pytest.mark.parametrize("format", ["float16", Fixed(4, 4)])
+def test_gradients_go_straight_through_and_store_rounds_them(format):
+    x, slopes = jnp.array([1.01, -3.0, 1e-9, 70000.0]), jnp.array([0.1, 1e-9, 3.0, 1e5])
+    np.testing.assert_array_equal(jax.grad(lambda x: (slopes * quantize(x, format)).sum())(x), slopes)
+    y, pull = jax.vjp(lambda x: precision.store(x, "bfloat16", format), x)
+    assert same(y, quantize(x, "bfloat16")).all() and same(pull(slopes)[0], quantize(slopes, format)).all()
 
 
-def test_rounding_under_vmap_and_with_keys():
-    x = jax.random.normal(KEY, (10, 100))
-    assert same(jax.jit(jax.vmap(lambda x: quantize(x, "float16")))(x), quantize(x, "float16")).all()
-    keys = jax.random.split(KEY, 10)
-    rows = jax.vmap(lambda x, key: quantize(x, "bfloat16", "stochastic", key))(x, keys)
-    assert same(rows[3], quantize(x[3], "bfloat16", "stochastic", keys[3])).all()
-    assert not same(rows[3], quantize(x[3], "bfloat16", "stochastic", keys[4])).all()
+AUTOFLEX = jax.jit(precision.autoflex, static_argnums=2)
 
 
-@pytest.mark.parametrize("format", ["float16", "float32", Fixed(4, 4)])
-@pytest.mark.parametrize("rounding", precision.ROUNDINGS)
-def test_gradients_go_straight_through(format, rounding):
-    x = jnp.array([0.1, -3.0, 1e-9, 1e9])
-    gradient = jax.grad(lambda x: (jnp.arange(4) * quantize(x, format, rounding, KEY)).sum())(x)
-    np.testing.assert_array_equal(gradient, np.arange(4))
-
-
-def test_one_program_rounds_to_many_formats():
-    x = random_floats(1234)
-    quantize(x, "float16"), quantize(x, Fixed(4, 4))
-    programs = precision._quantize._cache_size()
-    for format in (*FORMATS, Float(6, 9), Fixed(2, 14)):
-        quantize(x, format)
-    assert precision._quantize._cache_size() == programs
-
-
-def test_store_rounds_forward_and_backward():
-    x = jnp.array([1.01, -0.3, 70000.0])
-    y, pull = jax.vjp(lambda x: precision.store(x, "bfloat16", "float8_e5m2"), x)
-    assert same(y, quantize(x, "bfloat16")).all() and same(pull(x)[0], quantize(x, "float8_e5m2")).all()
-
-
-# Flexpoint
-
-
-def written_out(maxima: list[float], exponent: int, mantissa_bits: int) -> list[int]:
-    """Köster et al. 2017, Algorithm 2, in plain Python: the exponents of tensors with these maxima, the first given."""
-    history, top = collections.deque(maxlen=16), 2 ** (mantissa_bits - 1) - 1
-    exponents = [exponent]
+@given(st.lists(st.floats(2.0**-20, 300, width=32), min_size=25, max_size=25), st.sampled_from([8, 12, 16]))
+@settings(max_examples=30)
+def test_autoflex_predicts_as_the_algorithm_written_out(maxima, mantissa_bits):
+    """Köster et al. 2017, Algorithm 2, in plain Python."""
+    state, top, wrong = precision.FlexState(jnp.int32(-12), jnp.full(16, jnp.nan)), 2 ** (mantissa_bits - 1) - 1, 0
+    history, exponent = collections.deque(maxlen=16), -12
     for maximum in maxima:
-        unit = 2.0 ** exponents[-1]
+        unit = 2.0**exponent
         mantissa = min(round(maximum / unit), top)
+        state = AUTOFLEX(state._replace(exponent=jnp.int32(exponent)), jnp.float32(mantissa * unit), mantissa_bits)
         if mantissa >= top:
             history.clear()
             mantissa *= 2
         history.append(mantissa * unit)
         expected = 2 * (max(history) + 3 * np.std(history) + 100 * unit)
-        exponents.append(min(max(math.ceil(math.log2(expected)) - mantissa_bits + 1, -31), 0))
-    return exponents
-
-
-@functools.cache
-def flexpoint_run(mantissa_bits: int):
-    """Compiled: a tensor with each of the given maxima, one after the other; the exponents, and the next one."""
-
-    def step(state, maximum):
-        word = Fixed(mantissa_bits + state.exponent, -state.exponent)
-        rounded = quantize(jnp.array([maximum, -maximum / 3]), word)
-        return precision.autoflex(state, jnp.abs(rounded).max(), mantissa_bits), state.exponent
-
-    def run(maxima):
-        state = precision.FlexState(jnp.int32(-12), jnp.full(16, jnp.nan))
-        state, exponents = jax.lax.scan(step, state, maxima)
-        return jnp.append(exponents, state.exponent)
-
-    return jax.jit(run)
-
-
-@given(st.lists(st.floats(2.0**-20, 300, width=32), min_size=25, max_size=25), st.sampled_from([8, 12, 16]))
-@settings(max_examples=50)
-def test_autoflex_predicts_as_the_algorithm_written_out(maxima, mantissa_bits):
-    exponents = np.asarray(flexpoint_run(mantissa_bits)(jnp.array(maxima, jnp.float32)))
-    # a maximum within float32's error of a power of two may go either way
-    assert (exponents != written_out(maxima, -12, mantissa_bits)).sum() <= 1
-
-
-# One number
+        exponent = min(max(math.ceil(math.log2(expected)) - mantissa_bits + 1, -31), 0)
+        wrong += int(state.exponent) != exponent
+    assert wrong <= 1, "a maximum within float32's error of a power of two may go either way"
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_bits_are_the_bit_pattern(name):
-    for word in range(0, 2 ** FORMATS[name].bits, max(1, 2 ** FORMATS[name].bits // 64 - 1)):
-        value = float(patterns(name)[word])
+def test_bits_and_neighbours_are_those_of_the_bit_patterns(name):
+    numbers = patterns(FORMATS[name].bits, THEIRS[name])
+    values = [-math.inf, *np.unique(numbers[np.isfinite(numbers)]).tolist(), math.inf]
+    for word in range(0, len(numbers), max(1, len(numbers) // 64 - 1)):
+        value = float(numbers[word])
         sign, exponent, mantissa = precision.bits(value, name)
         assert (len(exponent), len(mantissa)) == (FORMATS[name].exponent_bits, FORMATS[name].mantissa_bits)
         assert math.isnan(value) or sign + exponent + mantissa == f"{word:0{FORMATS[name].bits}b}"
+        if math.isfinite(value):
+            at = values.index(value)
+            assert precision.neighbours(value, name) == (values[at - 1], values[at + 1])
 
 
-@pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn"])
-def test_neighbours_are_the_next_numbers(name):
-    values = [-math.inf, *np.unique(patterns(name)[np.isfinite(patterns(name))]).tolist(), math.inf]
-    for before, value, after in zip(values, values[1:], values[2:], strict=False):
-        assert precision.neighbours(value, name) == (before, after)
-    if FORMATS[name].infinities:
-        assert precision.neighbours(math.inf, name) == (values[-2], math.inf)
-
-
-# Loss scaling
-
-
-@pytest.mark.parametrize("make", [functools.partial(optax.sgd, 0.1, 0.9), functools.partial(optax.adamw, 0.01)])
 @pytest.mark.parametrize("settings", [(2.0**10, 1.0), (2.0**3, 4.0, 5)])
-def test_with_powers_of_two_scaled_updates_have_the_bits_of_plain_ones(make, settings):
-    optimizer, scaled, params = make(), precision.dynamic_loss_scale(make(), *settings), jnp.ones(50)
+def test_with_powers_of_two_scaled_updates_have_the_bits_of_plain_ones(settings):
+    optimizer, params = optax.adamw(0.01), jnp.ones(50)
+    scaled = optax.chain(precision.dynamic_loss_scale(optimizer, *settings))
     state, scaled_state, scales = optimizer.init(params), scaled.init(params), set()
     for gradient in np.random.default_rng(0).normal(size=(20, 50)).astype(np.float32):
         scale = precision.scale_of(scaled_state)
@@ -253,7 +169,7 @@ def test_with_powers_of_two_scaled_updates_have_the_bits_of_plain_ones(make, set
         updates, scaled_state = scaled.update(scale * gradient, scaled_state, params)
         assert same(updates, plain).all()
         scales.add(float(scale))
-    assert len(scales) == (4 if len(settings) == 3 else 1), "the scale rises where it is dynamic"
+    assert len(scales) == (4 if len(settings) == 3 else 1)
 
 
 def test_steps_that_overflow_are_skipped_and_the_scale_recovers():
@@ -261,8 +177,7 @@ def test_steps_that_overflow_are_skipped_and_the_scale_recovers():
     params = {"w": jnp.float32(0), "v": jnp.zeros(2)}
     state, scales, expected, momentum = optimizer.init(params), [], 0.0, 0.0
     for bad in (None, np.nan, np.inf, None, None, None, -np.inf, None, None, None, None, None, None):
-        scale = precision.scale_of(state)
-        gradient = {"w": scale if bad is None else jnp.float32(bad), "v": jnp.full(2, scale)}
+        gradient = {"w": state.scale if bad is None else jnp.float32(bad), "v": jnp.full(2, state.scale)}
         updates, state = optimizer.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
         scales.append(float(state.scale))
@@ -282,56 +197,31 @@ def test_the_scale_stays_a_number_whatever_happens():
         assert float(state.scale) == limit
 
 
-def test_the_scale_is_found_inside_other_states():
-    optimizer = optax.chain(optax.clip(1.0), precision.dynamic_loss_scale(optax.sgd(0.1), 32.0))
-    assert precision.scale_of(optimizer.init(jnp.ones(2))) == 32
-
-
-# What cannot work
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Float(9, 3), "Wider formats than float32"),
-        (lambda: Float(5, 24), "mantissa_bits must be a whole number from 1 to 23"),
+        (lambda: Float(5, 24), "mantissa_bits"),
         (lambda: Float(8, 3, infinities=False), "Wider formats than float32"),
-        (lambda: quantize(1.0, Fixed(0, 8)), "integer_bits must be a whole number of at least 1"),
-        (lambda: quantize(1.0, Fixed(8, -1)), "fraction_bits must be a whole number of at least 0"),
-        (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits must be a whole number from 2 to 25"),
-        (lambda: quantize(np.arange(3), "float16"), "quantize rounds floats, not int"),
+        (lambda: quantize(1.0, Fixed(0, 8)), "integer_bits"),
+        (lambda: quantize(1.0, Fixed(8, -1)), "fraction_bits"),
+        (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits"),
+        (lambda: quantize(np.arange(3), "float16"), "convert with"),
         (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
-        (lambda: quantize(1.0, np.float16), "format must be a Float, a Fixed or the name"),
+        (lambda: quantize(1.0, np.float16), "format must be"),
         (lambda: quantize(1.0, "float16", "up"), "Unknown rounding 'up'"),
         (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
         (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format"),
-        (lambda: precision.scale_of(optax.sgd(0.1).init(jnp.ones(2))), "no loss scale: wrap the optimizer"),
+        (lambda: precision.scale_of(optax.sgd(0.1).init(jnp.ones(2))), "wrap the optimizer"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "initial must be from"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 1e39), "initial must be from"),
-        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5), "factor must be a finite number"),
-        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), period=0), "period must be a whole number of at least 1"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5), "factor"),
+        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), period=0), "period"),
     ],
 )
 def test_what_cannot_work_is_refused_in_plain_words(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-# The exercises: what is right is accepted however it is written, what is naive is refused
-
-
-def decode_by_steps(sign, exponent, mantissa):
-    digits = [int(bit) / 2 ** (k + 1) for k, bit in enumerate(mantissa)]
-    power = max(int(exponent, 2), 1) - (2 ** (len(exponent) - 1) - 1)
-    return math.copysign(math.ldexp(sum(digits) + ("1" in exponent), power), 0.5 - int(sign))
-
-
-def spoilt(exercise, line: str, instead: str):
-    """The reference answer with one line spoilt."""
-    assert line in exercise.code
-    namespace = {"np": np}
-    exec(exercise.code.replace(line, instead), namespace)
-    return namespace[exercise.answer]
 
 
 def scale_by_branches(scale, good_steps, finite, period=2000):
@@ -349,22 +239,22 @@ def in_chunks(size: int):
     return adding_order
 
 
-@pytest.mark.parametrize(
-    ("exercise", "answer"),
-    [
-        (exercises.decode, decode_by_steps),
-        (exercises.dynamic_scale, scale_by_branches),
-        (exercises.update, lambda w, bits: abs(w) / np.frexp(abs(w))[0] * 2.0 ** (-2 - bits)),
-        (exercises.random, lambda x, f, rng: np.floor(np.ldexp(x, f) + rng.random(x.shape)) * 2.0**-f),
-        (exercises.random, lambda x, f, rng: np.round(x * 2**f + rng.uniform(-0.5, 0.5, x.shape)) / 2**f),
-        (exercises.summing, in_chunks(50)),
-    ],
-)  # fmt: skip
-def test_an_answer_in_other_words_is_right(exercise, answer):
-    right, line = exercise.judge(answer)
-    assert right, line
+def in_other_words(exercise, line: str, instead: str):
+    """The reference answer with one line replaced."""
+    assert line in exercise.code
+    namespace = {"np": np}
+    exec(exercise.code.replace(line, instead), namespace)
+    return namespace[exercise.answer]
 
 
+SIZE = "(1 + M) * 2.0 ** (E - bias) if E > 0 else M * 2.0 ** (1 - bias)"
+RIGHT = [
+    (exercises.decode, in_other_words(exercises.decode, SIZE, "np.ldexp(M + (E > 0), max(E, 1) - bias)")),
+    (exercises.dynamic_scale, scale_by_branches),
+    (exercises.dynamic_scale, lambda *given: np.array(scale_by_branches(*given))),
+    (exercises.update, lambda w, bits: abs(w) / np.frexp(abs(w))[0] * 2.0 ** (-2 - bits)),
+    (exercises.summing, in_chunks(50)),
+]
 SPOILT = [
     (exercises.decode, "M * 2.0 ** (1 - bias)", "M * 2.0 ** (0 - bias)"),
     (exercises.decode, "if E > 0 else M * 2.0 ** (1 - bias)", ""),
@@ -372,78 +262,45 @@ SPOILT = [
     (exercises.dynamic_scale, "return scale / 2, 0", "return scale / 2, good_steps"),
     (exercises.dynamic_scale, "good_steps + 1 == period", "good_steps + 1 > period"),
     (exercises.dynamic_scale, "return scale * 2, 0", "return scale * 2, good_steps + 1"),
+    (exercises.dynamic_scale, "== period", "== 2000"),
     (exercises.update, "abs(weight)", "1.0"),
     (exercises.update, " / 2", ""),
     (exercises.update, "np.floor(", "np.trunc("),
     (exercises.update, "np.floor(", "np.round("),
-    (exercises.dynamic_scale, "== period", "== 2000"),
-    (exercises.random, "rng.random(x.shape) < scaled - lower", "scaled - lower >= 0.5"),
-    (exercises.random, "rng.random(x.shape) < scaled - lower", "(rng.random(x.shape) < 0.5) * (scaled > lower)"),
-    (exercises.random, "rng.random(x.shape) < scaled - lower", "rng.random(x.shape) < 1 - scaled + lower"),
-    (exercises.random, "rng.random(x.shape) <", "rng.random() <"),
-    (exercises.random, "rng.random(x.shape) <", "rng.random(x.shape[1]) <"),
-    (exercises.random, "lower = np.floor(scaled)", "lower = np.trunc(scaled)"),
 ]
+NAIVE = [(exercise, in_other_words(exercise, line, instead)) for exercise, line, instead in SPOILT]
+NAIVE += [(exercises.summing, lambda count: [(0, k) for k in range(1, count)])]
+NAIVE += [(exercises.summing, lambda count: in_chunks(16)(count)[:-1])]
+NAIVE += [(exercises.summing, lambda count: [(0, 0)] * count)]
+NAIVE += [(exercises.summing, lambda count: [(0, 1)] * (3 * count))]
+NAIVE += [(exercises.summing, in_chunks(8)), (exercises.summing, in_chunks(256))]
 
 
-ORDERS = (
-    lambda count: [(0, k) for k in range(1, count)],
-    lambda count: in_chunks(16)(count)[:-1],
-    lambda count: [(0, 0)] * count,
-    lambda count: [(0, 1)] * (3 * count),
-)
-NAIVE = [(exercise, spoilt(exercise, line, instead)) for exercise, line, instead in SPOILT]
-
-
-@pytest.mark.parametrize(("exercise", "answer"), [*NAIVE, *((exercises.summing, order) for order in ORDERS)])
-def test_a_naive_answer_is_refused(exercise, answer):
+@pytest.mark.parametrize(("exercise", "answer"), RIGHT + NAIVE)
+def test_what_is_right_is_accepted_however_it_is_written_and_what_is_naive_is_refused(exercise, answer):
     right, line = exercise.judge(answer)
-    assert not right and "raised" not in line
-
-
-# The recorded experiment
-
-
-def signals():
-    """Initial parameters, batches of places, and the examples."""
-    task, examples = experiment.SIGNALS, experiment._examples("mnist1d_fresh", "test")
-    batches = jax.random.randint(KEY, (20, task.batch_size), 0, len(examples.x_train))
-    return jax.jit(task.model.init)(KEY), batches, jnp.asarray(examples.x_train), jnp.asarray(examples.y_train)
-
-
-def trained(variant: experiment.Variant):
-    """The weights after 20 steps of an experiment on the signals, as one array."""
-    params, batches, x, y = signals()
-    state = params, experiment.optimizer_of("signals", variant).init(params)
-    step = jax.jit(experiment.training_step("signals", variant))
-    for rows, key in zip(batches, jax.random.split(KEY, len(batches)), strict=True):
-        state, _ = step(state, (rows, key), jnp.float32(0.1), x, y)
-    return ravel_pytree(state[0])[0]
+    assert right == ((exercise, answer) in RIGHT) and "raised" not in line, line
 
 
 def test_a_float32_worker_trains_as_plain_training_does():
-    params, batches, x, y = signals()
-    optimizer = optax.sgd(0.1, 0.9)
-    state = optimizer.init(params)
+    task, examples = experiment.SIGNALS, experiment._examples("mnist1d_fresh", "test")
+    rows = jax.random.randint(KEY, (20, task.batch_size), 0, len(examples.x_train))
+    x, y = jnp.asarray(examples.x_train), jnp.asarray(examples.y_train)
+    variant, optimizer = experiment.Variant(num_workers=64), optax.sgd(0.1, 0.9)
+    plain = task.model.init(KEY)
+    state, memory = (plain, experiment.optimizer_of("signals", variant).init(plain)), optimizer.init(plain)
+    step = jax.jit(experiment.training_step("signals", variant))
 
     @jax.jit
     @jax.grad
-    def gradient(params, rows):
-        logits = experiment.SIGNALS.model.apply(params, x[rows])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y[rows]).mean()
+    def gradient(params, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(task.model.apply(params, x), y).mean()
 
-    for rows in batches:
-        updates, state = optimizer.update(gradient(params, rows), state)
-        params = optax.apply_updates(params, updates)
-    np.testing.assert_allclose(trained(experiment.Variant(num_workers=64)), ravel_pytree(params)[0], atol=1e-5)
-
-
-def test_stored_weights_are_numbers_of_their_format():
-    weights = trained(experiment.Variant(weights="float8_e5m2", rounding="stochastic"))
-    assert same(weights, quantize(weights, "float8_e5m2")).all()
-
-
-# What the notebooks suggest
+    for batch in rows:
+        state, _ = step(state, (batch, KEY), jnp.float32(0.1), x, y)
+        updates, memory = optimizer.update(gradient(plain, x[batch], y[batch]), memory)
+        plain = optax.apply_updates(plain, updates)
+    np.testing.assert_allclose(ravel_pytree(state[0])[0], ravel_pytree(plain)[0], atol=1e-5)
 
 
 def lesson(*identities: str) -> Cells:
@@ -455,16 +312,11 @@ def lesson(*identities: str) -> Cells:
 
 
 @suggested_by("05_precision")
-def test_the_smallest_number_of_a_format_decides_whether_it_learns():
+def test_the_smallest_number_of_a_format_decides_whether_it_learns_and_a_scale_that_starts_low_climbs():
     cells = lesson("train-scaled")
     numbers, train = cells["Format"](2.0**-3, 2.0**-20, 2.0**15), cells["train_scaled"]
     assert train(2.0**-10, numbers, seed=0)[0] < 0.5 < train(2.0**-10, numbers._replace(smallest=2.0**-40), seed=0)[0]
-
-
-@suggested_by("05_precision")
-def test_a_scale_that_starts_too_low_climbs():
-    cells = Cells("05_precision", {"initial=2.0**36": "initial=1.0"})
-    cells.data |= lesson("train-scaled").data
+    cells.changes = {"initial=2.0**36": "initial=1.0"}
     cells.run("precision-train-dynamic")
     _, multipliers = cells["dynamic"]["float16"]
     assert multipliers[0] == 2.0**-10 and (multipliers[50::50] == 2.0 * multipliers[:-50:50]).all()
@@ -494,12 +346,14 @@ def further(old: str, new: str, *identities: str) -> Cells:
 
 @suggested_by("05_precision_further")
 def test_eight_bits_in_flexpoint_cost_accuracy_and_raise_the_exponents():
-    identities = "half-forward", "data", "hold-code", "flex-step", "flex-update", "flex-networks", "flex-runs"
-    cells = further("arange(30)", "arange(4)", *identities)
-    wide, fine = np.mean(cells["exponents"][:, -1]), cells["flex_accuracy"].mean()
-    cells["MANTISSA_BITS"] = 8
-    cells.run("precision-further-flex-networks", "precision-further-flex-runs")
-    assert np.mean(cells["exponents"][:, -1]) > wide + 6 and cells["flex_accuracy"].mean() < fine + 2
+    parts = "half-forward", "data", "hold-code", "flex-step", "flex-update", "flex-networks"
+    cells, found = further("(300, 100)", "(300, 32)", *parts), {}
+    for cells["MANTISSA_BITS"] in (16, 8):
+        cells.changes = {}
+        cells.run("precision-further-flex-networks")
+        _, exponents, accuracy = cells["train"](cells["to_flex"], jnp.arange(2), 300, 1.0)
+        found[cells["MANTISSA_BITS"]] = float(exponents[:, -1].mean()), float(accuracy.mean())
+    assert found[8][0] > found[16][0] + 6 and found[8][1] < found[16][1] + 2
 
 
 @suggested_by("05_precision_further")
@@ -507,6 +361,6 @@ def test_chunks_near_the_root_of_the_length_are_best():
     errors = {}
     for size in (8, 64, 512):
         cells = further("position % 64 == 63", f"position % {size} == {size - 1}", "add-up")
-        total = cells["running_totals"](np.full(8000, 0.1, np.float32), "float16")["chunks"][-1]
-        errors[size] = abs(float(total) - 800)
+        total = cells["running_totals"](np.full(2000, 0.1, np.float32), "float16")["chunks"][-1]
+        errors[size] = abs(float(total) - 200)
     assert errors[64] < min(errors[8], errors[512])

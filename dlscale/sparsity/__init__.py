@@ -30,9 +30,7 @@ POINTER_BITS = 32  # of a row's start in CSR
 # Which weights stay
 
 
-def mask(
-    params: Tree, density: float | Array, granularity: str = "weight", scope: str = "layer", block: int = 4
-) -> Tree:
+def mask(params: Tree, density: float | Array, granularity: str = "weight", scope: str = "layer") -> Tree:
     """Keep the groups of weights with the largest mean magnitude: 1 where a weight stays, 0 where not, as float32.
 
     `density` is the fraction of weights that stay, up to the rounding to whole groups, and never less than one group;
@@ -41,7 +39,7 @@ def mask(
 
     A group is (Mao et al. 2017, arXiv:1705.08922) one "weight", a "vector" (one row of a convolution's kernel), a
     "kernel" (what leads from one input channel to one output channel), a "filter" (all that makes one output), or a
-    "block" of `block` × `block` inputs and outputs. "N:M" keeps the N largest of every M neighbouring inputs of an
+    "block" of 4 × 4 inputs and outputs. "N:M" keeps the N largest of every M neighbouring inputs of an
     output (Mishra et al. 2021, arXiv:2104.08378); its density is N / M.
 
     Raises ValueError for a density outside (0, 1], a granularity that the shape of an array cannot serve, a layer that
@@ -63,7 +61,7 @@ def mask(
             raise ValueError(f"A layer of shape {w.shape} is zero throughout: its weights have no order.")
         if not isinstance(w, jax.core.Tracer) and np.isnan(w).any():
             raise ValueError(f"A layer of shape {w.shape} has a weight that is NaN: training diverged before.")
-    sides = [group_shape(w.shape, granularity, block) for w in weights]
+    sides = [group_shape(w.shape, granularity) for w in weights]
     groups = [jnp.abs(_grouped(jnp.asarray(w), side)) for w, side in zip(weights, sides, strict=True)]
     if pattern:  # groups are (…, inputs / M, outputs, M)
         kept = [_largest(group, pattern[0]).swapaxes(-1, -2) for group in groups]
@@ -110,7 +108,7 @@ def _pattern(granularity: str) -> tuple[int, int] | None:
     return None
 
 
-def group_shape(shape: tuple[int, ...], granularity: str, block: int = 4) -> tuple[int, ...]:
+def group_shape(shape: tuple[int, ...], granularity: str) -> tuple[int, ...]:
     """The sides of a group (see `mask`) in an array of this shape."""
     pattern = _pattern(granularity)
     if len(shape) < 2:
@@ -118,7 +116,7 @@ def group_shape(shape: tuple[int, ...], granularity: str, block: int = 4) -> tup
     if granularity in ("vector", "kernel") and len(shape) != 4:
         raise ValueError(f"A {granularity} is part of a convolution (height, width, in, out), not of shape {shape}.")
     named = {"weight": (1, 1), "vector": (*shape[1:2], 1, 1), "kernel": (*shape[:2], 1, 1), "filter": (*shape[:-1], 1)}
-    named["block"] = (checks.whole("block", block),) * 2
+    named["block"] = (4, 4)
     sides = named.get(granularity) or (pattern[1], 1)
     sides = (1,) * (len(shape) - len(sides)) + sides
     if any(length % side for length, side in zip(shape, sides, strict=True)):
@@ -187,29 +185,26 @@ def gradual(density: optax.Schedule, every: int, **options: Any) -> MaskUpdate:
 
 
 def encode(
-    weights: ArrayLike, encoding: str = "relative", granularity: str = "weight", index_bits: int | None = None,
-    dtype: str = "float32", block: int = 4,
-) -> np.ndarray:  # fmt: skip
+    weights: ArrayLike,
+    encoding: str = "relative",
+    granularity: str = "weight",
+    index_bits: int = 4,
+    dtype: str = "float32",
+) -> np.ndarray:
     """Write weights as bits (bits,) of 0 and 1; groups (see `mask`) that are zero throughout are left out.
 
     One index stands for a group. "dense" writes all. "bitmap" has a bit for each group. "relative" has for each group
-    that is not zero the number of zero groups before it, in `index_bits` (default 4); where more are zero, filler
-    groups of zeros are written (Han et al. 2016, arXiv:1510.00149). "csr" has for each row of groups its start in 32
-    bits, for each group its column, in the fewest bits or `index_bits`; with blocks this is BCSR. Values are "float32"
-    or "float16".
-    Raises ValueError for unknown names, a shape that the granularity cannot serve, indices that are too narrow or have
-    more than 32 bits.
+    that is not zero the number of zero groups before it, in `index_bits`; where more are zero, filler groups of zeros
+    are written (after Han et al. 2016, arXiv:1510.00149). "csr" has for each row of groups its start in 32 bits, for
+    each group its column, in the fewest bits; with blocks this is BCSR. Values are "float32" or "float16".
+    Raises ValueError for unknown names, a shape that the granularity cannot serve, indices of more than 32 bits.
     """
     checks.known("encoding", encoding, ENCODINGS)
     checks.known("dtype", dtype, ("float32", "float16"))
     weights = np.asarray(weights, dtype)
-    groups = _grouped(weights, group_shape(weights.shape, granularity, block))
+    groups = _grouped(weights, group_shape(weights.shape, granularity))
     rows, columns, flat = math.prod(groups.shape[:-2]), groups.shape[-2], groups.reshape(-1, groups.shape[-1])
-    least = max(1, (columns - 1).bit_length())
-    index_bits = (least if encoding == "csr" else 4) if index_bits is None else index_bits
     checks.whole("index_bits", index_bits, high=POINTER_BITS)
-    if encoding == "csr" and index_bits < least:
-        raise ValueError(f"{columns} columns need indices of at least {least} bits, not {index_bits}.")
     kept = np.flatnonzero(flat.any(1))
     if encoding == "dense":
         return _values(flat)
@@ -217,7 +212,8 @@ def encode(
         indices = np.isin(np.arange(len(flat)), kept).astype(np.uint8)
     elif encoding == "csr":
         starts = np.searchsorted(kept, columns * np.arange(rows + 1))
-        indices = np.concatenate([_integers(starts, POINTER_BITS), _integers(kept % columns, index_bits)])
+        least = max(1, (columns - 1).bit_length())
+        indices = np.concatenate([_integers(starts, POINTER_BITS), _integers(kept % columns, least)])
     else:
         gaps, most = np.diff(kept, prepend=-1) - 1, 2**index_bits  # zeros before each, and those of a filler and itself
         written = np.full((gaps // most + 1).sum(), most - 1)

@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dlscale import sparsity
 from dlscale.course.records import Record
@@ -15,7 +13,7 @@ from dlscale.page import figures, widgets
 COLORS = matplotlib.colormaps["RdBu_r"].with_extremes(bad="black")
 PRODUCTS = {"forward": figures.BLUE, "weight gradient": figures.ORANGE, "input error": figures.RED}
 PIECES = {"weight": figures.RED, "vector": figures.BLUE, "kernel": figures.GREEN, "filter": figures.BLACK}
-PIECES |= {"block": figures.ORANGE, "2:4": figures.PINK}
+PIECES["block"] = figures.ORANGE
 
 
 def mosaic(tiles: np.ndarray, columns: int) -> np.ndarray:
@@ -58,45 +56,30 @@ def pruning(weights: np.ndarray, accuracies: Mapping[str, np.ndarray], densities
     """Explore the density: `weights` (196 pixels, units) of a network; accuracies, (seeds, densities), in per cent."""
     sizes = np.sort(np.abs(weights).ravel())
 
-    def threshold(density: float) -> float:
-        return sizes[-round(density * sizes.size)] if density < 1 else 0.0
-
-    def filters(density: float) -> np.ndarray:
-        kept = np.where(np.abs(weights) >= threshold(density), weights, np.nan)
-        return mosaic(kept.T[:16].reshape(16, 14, 14), 4)
-
-    def make(fig: Figure) -> widgets.Update:
-        left, middle, right = figures.axes(fig, 3)
-        counts, *_ = left.hist(weights.ravel(), np.linspace(-0.5, 0.5, 51), color=figures.BLUE)
-        cut = left.axvspan(0, 0, color=figures.GREY, alpha=0.5, linewidth=0)
-        left.set(xlim=(-0.5, 0.5), ylim=(0, 1.1 * counts.max()), xticks=[-0.5, 0, 0.5], title="grey: pruned")
+    def paint(left: Axes, middle: Axes, right: Axes, density: float) -> None:
+        smallest = sizes[-round(density * sizes.size)] if density < 1 else 0.0
+        left.hist(weights.ravel(), np.linspace(-0.5, 0.5, 51), color=figures.BLUE)
+        left.axvspan(-smallest, smallest, color=figures.GREY, alpha=0.5, linewidth=0)
+        left.set(xlim=(-0.5, 0.5), xticks=[-0.5, 0, 0.5], title="grey: pruned")
         left.set(xlabel="weight, first layer", ylabel="number of weights")
-        picture = middle.imshow(filters(1.0), cmap=COLORS, vmin=-0.5, vmax=0.5)
-        middle.set_title("16 units; black: pruned")
+        kept = np.where(np.abs(weights) >= smallest, weights, np.nan)
+        middle.imshow(mosaic(kept.T[:16].reshape(16, 14, 14), 4), cmap=COLORS, vmin=-0.5, vmax=0.5)
+        middle.set_title("16 units: red +, blue −,\nblack: pruned")
         middle.axis("off")
-        for (name, samples), color, place in zip(
-            accuracies.items(), (figures.BLUE, figures.RED), (98, 88), strict=True
-        ):
+        drawn = zip(accuracies.items(), (figures.BLUE, figures.RED), (98, 88), strict=True)
+        for (name, samples), color, place in drawn:
             figures.band(right, 100 * np.array(densities), samples, color)
             right.text(1, place, name, color=color, va="bottom")
-        here = right.axvline(100, color=figures.BLACK, linewidth=1)
+        right.axvline(100 * density, color=figures.BLACK, linewidth=1)
         _percent_axis(right, [0.01, 0.1, 0.5, 1])
         right.set(ylabel="test accuracy (%)", ylim=(0, 108))
-
-        def update(density: float) -> list[Artist]:
-            cut.set(x=-threshold(density), width=2 * threshold(density))
-            picture.set_data(filters(density))
-            here.set_xdata([100 * density] * 2)
-            return [cut, picture, here]
-
-        return update
 
     def caption(density: float) -> str:
         reached = {name: samples[:, densities.index(density)].mean() for name, samples in accuracies.items()}
         said = " and ".join(f"{value:.0f} % if weights are pruned {name}" for name, value in reached.items())
         return f"Density {100 * density:g} %. Five networks reach a mean test accuracy of {said}."
 
-    widgets.explore(make, alt=caption, density=widgets.slider("density", densities, 0.5, "{:.0%}"))
+    widgets.explore_axes(paint, columns=3, alt=caption, density=widgets.slider("density", densities, 0.5, "{:.0%}"))
 
 
 # Section 2
@@ -106,27 +89,17 @@ def pairs() -> None:
     """Explore which multiplications of a layer with six inputs and four outputs are needed."""
     inputs, outputs = 6, 4
 
-    def make(fig: Figure) -> widgets.Update:
-        axes = figures.axes(fig, 3)
-        grids = [ax.imshow(np.zeros((inputs, outputs)), cmap="Blues", vmin=-0.1, vmax=1.4) for ax in axes]
-        edges = []
+    def paint(*axes: Axes, zeros: int, errors: int) -> None:
         for ax, product in zip(axes, PRODUCTS, strict=True):
-            ax.set(xticks=range(outputs), yticks=range(inputs), xlabel="output", title=product)
-            ax.set(xticklabels=[f"$z_{i + 1}$" for i in range(outputs)])
-            ax.set(yticklabels=[f"$x_{i + 1}$" for i in range(inputs)])
+            nonzero = np.arange(outputs) >= (0 if product == "forward" else errors)
+            ax.imshow(np.outer(np.arange(inputs) >= zeros, nonzero), cmap="Blues", vmin=-0.1, vmax=1.4)
+            ax.set_xticks(range(outputs), [f"$z_{i + 1}$" for i in range(outputs)])
+            ax.set_yticks(range(inputs), [f"$x_{i + 1}$" for i in range(inputs)])
+            ax.set(xlabel="output", title=product)
             ax.grid(False)
-            edges.append(ax.hlines(np.arange(inputs) - 0.5, -0.5, outputs - 0.5, color="white", linewidth=3))
-            edges.append(ax.vlines(np.arange(outputs) - 0.5, -0.5, inputs - 0.5, color="white", linewidth=3))
+            ax.hlines(np.arange(inputs) - 0.5, -0.5, outputs - 0.5, color="white", linewidth=3)
+            ax.vlines(np.arange(outputs) - 0.5, -0.5, inputs - 0.5, color="white", linewidth=3)
         axes[0].set_ylabel("input")
-
-        def update(zeros: int, errors: int) -> list[Artist]:
-            for grid, product in zip(grids, PRODUCTS, strict=True):
-                alive = np.arange(inputs) >= zeros
-                both = np.outer(alive, np.arange(outputs) >= (0 if product == "forward" else errors))
-                grid.set_data(both)
-            return [*grids, *edges]
-
-        return update
 
     def caption(zeros: int, errors: int) -> str:
         forward, pair = (inputs - zeros) * outputs, (inputs - zeros) * (outputs - errors)
@@ -136,44 +109,31 @@ def pairs() -> None:
         )
 
     zeros = widgets.slider("inputs that are zero", range(inputs + 1), 2)
-    widgets.explore(
-        make, alt=caption, height=2.9, zeros=zeros,
-        errors=widgets.slider("errors that are zero", range(outputs + 1), 3),
-    )  # fmt: skip
+    errors = widgets.slider("errors that are zero", range(outputs + 1), 3)
+    widgets.explore_axes(paint, columns=3, alt=caption, height=2.9, zeros=zeros, errors=errors)
 
 
 def zeros(shares: Mapping[str, Mapping[str, np.ndarray]], maps: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
     """Explore zeros through training: per cent by direction and layer, (steps,), and six maps of a digit at each."""
-    hues = (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE)
 
-    def tiles(direction: str, step: int) -> np.ndarray:
-        values = maps[direction][steps.index(step)]
-        return mosaic(np.where(values == 0, np.nan, values / np.abs(values).max()), 3)
-
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        here = left.axvline(0, color=figures.GREY, linewidth=1)
+    def paint(left: Axes, right: Axes, direction: str, step: int) -> None:
+        hues = (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE)
+        drawn = zip(shares[direction].items(), hues, strict=True)
+        figures.names(left, {n: left.plot(steps, share, color=hue)[0] for (n, share), hue in drawn}, gap=6)
+        left.axvline(step, color=figures.GREY, linewidth=1)
         left.set(xlim=(0, 1.3 * steps[-1]), ylim=(0, 100), xlabel="step", ylabel="zeros (%)")
-        picture = right.imshow(tiles(next(iter(maps)), steps[0]), cmap=COLORS, vmin=-1, vmax=1)
-        right.set_title("one digit in conv1; black: zero")
+        values = maps[direction][steps.index(step)]
+        tiles = np.where(values == 0, np.nan, values / np.abs(values).max())
+        right.imshow(mosaic(tiles, 3), cmap=COLORS, vmin=-1, vmax=1)
+        right.set_title("one digit, six channels of conv1;\nblack: zero")
         right.axis("off")
-
-        def update(direction: str, step: int) -> None:
-            for artist in [*left.lines[1:], *left.texts]:
-                artist.remove()
-            drawn = zip(shares[direction].items(), hues, strict=True)
-            figures.names(left, {n: left.plot(steps, share, color=hue)[0] for (n, share), hue in drawn}, gap=6)
-            here.set_xdata([step, step])
-            picture.set_data(tiles(direction, step))
-
-        return update
 
     def caption(direction: str, step: int) -> str:
         said = ", ".join(f"{name} {share[steps.index(step)]:.0f} %" for name, share in shares[direction].items())
         return f"Zeros after step {step}, {direction}: {said}."
 
     step = widgets.slider("step", steps, steps[-1])
-    widgets.explore(make, alt=caption, direction=widgets.menu("direction", [*shares]), step=step)
+    widgets.explore_axes(paint, columns=2, alt=caption, direction=widgets.menu("direction", [*shares]), step=step)
 
 
 def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> None:
@@ -185,12 +145,9 @@ def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> Non
         ax.bar(there + 0.27 * (i - 1), shares[there, i], 0.25, color=color)
         ax.text(1 + 1.3 * i, 108, product, color=color, ha="center")
     ax.set_xticks(range(len(layers)), [f"{n}\n{c:,.0f}" for n, c in zip(layers, counts.sum(1), strict=True)])
-    ax.set(
-        xlabel="layer, and its multiplications for one digit",
-        ylabel="needed (%)",
-        ylim=(0, 122),
-        yticks=range(0, 101, 25),
-    )
+    ax.text(0.27, 3, "no error", color=figures.RED, ha="center", rotation=90)
+    ax.set(xlabel="layer, and its multiplications for one digit", ylabel="needed (%)", ylim=(0, 122))
+    ax.set(yticks=range(0, 101, 25), title=f"white: not needed, {100 - (shares * counts).sum() / counts.sum():.0f} %")
     total = [f"{n} {(s * c).sum() / c.sum():.0f} %" for n, s, c in zip(layers, shares, counts, strict=True)]
     figures.show(figure, f"Multiplications that are needed after training: {', '.join(total)}.")
 
@@ -200,30 +157,23 @@ def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> Non
 
 def when(curves: Mapping[str, np.ndarray], densities: Sequence[float], schedules: Mapping[str, Callable]) -> None:
     """Explore the final density: when weights go, by step and density, and accuracies (densities, seeds, epochs)."""
-    colors = (figures.RED, figures.BLUE)
-    steps, epochs = np.arange(0, 361), np.arange(1, 7)  # a new mask in every 30th step
+    steps = np.arange(0, 361)  # a new mask in every 30th step
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-
-        def update(final: float) -> None:
-            for artist in [a for ax in (left, right) for a in [*ax.lines, *ax.collections, *ax.texts]]:
-                artist.remove()
-            for i, ((name, samples), color) in enumerate(zip(curves.items(), colors, strict=True)):
-                left.plot(steps, 100 * (final + (1 - final) * schedules[name](steps // 30 * 30)), color=color)
-                figures.band(right, epochs, samples[densities.index(final)], color, marker="o", markersize=4)
-                right.text(0.97, 0.16 - 0.1 * i, name, color=color, transform=right.transAxes, ha="right")
-            left.set(xlabel="step", ylabel="density (%)", ylim=(0, 104))
-            right.set(xlabel="epoch (60 steps)", ylabel="test accuracy (%)", ylim=(0, 100))
-
-        return update
+    def paint(left: Axes, right: Axes, final: float) -> None:
+        for i, ((name, samples), color) in enumerate(zip(curves.items(), (figures.RED, figures.BLUE), strict=True)):
+            left.plot(steps, 100 * (final + (1 - final) * schedules[name](steps // 30 * 30)), color=color)
+            figures.band(right, range(60, 361, 60), samples[densities.index(final)], color, marker="o", markersize=4)
+            right.text(0.97, 0.16 - 0.1 * i, name, color=color, transform=right.transAxes, ha="right")
+        left.set(xlabel="step", ylabel="density (%)", xlim=(0, 370), ylim=(0, 104))
+        right.set(xlabel="step", ylabel="test accuracy (%)", xlim=(0, 370), ylim=(0, 100))
 
     def caption(final: float) -> str:
         ends = {name: samples[densities.index(final), :, -1].mean() for name, samples in curves.items()}
         said = ", ".join(f"{name} {value:.0f} %" for name, value in ends.items())
         return f"Pruned to {100 * final:g} %. Test accuracy at the end, mean of five networks: {said}."
 
-    widgets.explore(make, alt=caption, final=widgets.slider("final density", densities, densities[1], "{:.0%}"))
+    final = widgets.slider("final density", densities, densities[1], "{:.0%}")
+    widgets.explore_axes(paint, columns=2, alt=caption, final=final)
 
 
 def where(masks: Mapping[int, np.ndarray], accuracies: np.ndarray, per_cent: Sequence[int]) -> None:
@@ -251,37 +201,27 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
     """Explore the time of sparse products, by kind and density, in times of the dense one."""
     hues = dict(zip(ratios, (figures.RED, figures.ORANGE, figures.GREEN), strict=True))
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        for kind, ratio in ratios.items():
-            (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=hues[kind], alpha=0.4)
-            figures.name(ax, line, kind, {0: 5, 1: 4}.get([*ratios].index(kind), -5))
+    def paint(ax: Axes, kind: str) -> None:
+        for place, (other, ratio) in enumerate(ratios.items()):
+            style = {"linewidth": 2.5} if other == kind else {"alpha": 0.4}
+            (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=hues[other], **style)
+            figures.name(ax, line, other, (5, 4, -5)[place])
         ax.plot([1, 100], [0.01, 1], "--", color=figures.GREY)
         ax.text(22, 0.13, "multiplications", color=figures.GREY)
         ax.plot([0.8, 100], [1, 1], color=figures.BLACK, linewidth=1)
         ax.text(0.95, 1.15, "dense product", color=figures.BLACK)
-        (chosen,) = ax.plot([], [], "o-", linewidth=2.5)
-        (even,) = ax.plot([], [], "D", markersize=10)
+        if place := break_even(kind):
+            ax.plot(100 * place, 1, "D", color=hues[kind], markersize=10)
         _percent_axis(ax, [0.01, 0.03, 0.1, 0.3, 1])
         ax.set(yscale="log", ylabel="time / time of the dense product", xlim=(0.8, 330))
         ax.set_yticks([0.01, 0.1, 1, 10], [0.01, 0.1, 1, 10])
-
-        def update(kind: str) -> list[Artist]:
-            chosen.set_data(100 * np.array([*ratios[kind]]), [*ratios[kind].values()])
-            place = break_even(kind)
-            even.set_data(*([[100 * place], [1]] if place else [[], []]))
-            for artist in (chosen, even):
-                artist.set_color(hues[kind])
-            return [chosen, even]
-
-        return update
 
     def caption(kind: str) -> str:
         place = break_even(kind)
         found = f"at a density of {100 * place:.2g} % (diamond)" if place else "at none of these densities"
         return f"{kind}: as fast as dense {found}; with all weights it takes {ratios[kind][1.0]:.2g} times as long."
 
-    widgets.explore(make, alt=caption, height=3.8, kind=widgets.menu("pruned", [*ratios]))
+    widgets.explore_axes(paint, alt=caption, height=3.8, kind=widgets.menu("pruned", [*ratios]))
 
 
 # The further notebook
@@ -290,60 +230,50 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
 def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
     """Explore what is left of a convolution (height, width, in, out) pruned by pieces, and the bits it takes."""
     encodings = ("dense", "bitmap", "relative", "csr")
-    side, _, rows, columns = kernel.shape
+    side, _, _, columns = kernel.shape
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2, width_ratios=(3, 2))
-        picture = left.imshow(np.zeros((rows * (side + 1), columns * (side + 1))), cmap=COLORS, vmin=-0.3, vmax=0.3)
-        left.set(title="kernels; black: pruned", xlabel="output channel", ylabel="input channel", xticks=[], yticks=[])
+    def stored(piece: str, density: float) -> tuple[np.ndarray, list[float]]:
+        keep = np.asarray(sparsity.mask(kernel, density, piece))
+        return keep, [len(sparsity.encode(keep, name, piece, dtype="float16")) / kernel.size for name in encodings]
+
+    def paint(left: Axes, right: Axes, piece: str, density: float) -> None:
+        keep, bits = stored(piece, density)
+        tiles = np.where(keep == 0, np.nan, kernel).transpose(2, 3, 0, 1).reshape(-1, side, side)
+        left.imshow(mosaic(tiles, columns), cmap=COLORS, vmin=-0.3, vmax=0.3)
+        left.set(title="weights; black: pruned", xlabel="output channel", ylabel="input channel", xticks=[], yticks=[])
         left.grid(False)
-        bars = right.bar(encodings, [0] * 4, color=[figures.GREY, figures.SKY, figures.BLUE, figures.GREEN])
-        texts = [right.text(i, 0, "", ha="center", va="bottom") for i in range(4)]
+        right.bar(encodings, bits, color=[figures.GREY, figures.SKY, figures.BLUE, figures.GREEN])
+        for place, count in enumerate(bits):
+            right.text(place, count, f"{count:.1f}", ha="center", va="bottom")
         right.set(ylim=(0, 24), ylabel="bits per weight")
 
-        def update(piece: str, density: float) -> list[Artist]:
-            keep = np.asarray(sparsity.mask(kernel, density, piece))
-            tiles = np.where(keep == 0, np.nan, kernel).transpose(2, 3, 0, 1).reshape(-1, side, side)
-            picture.set_data(mosaic(tiles, columns))
-            for bar, text, name in zip(bars, texts, encodings, strict=True):
-                bits = len(sparsity.encode(keep, name, piece, dtype="float16")) / kernel.size
-                bar.set_height(bits)
-                text.set(y=bits, text=f"{bits:.1f}")
-            return [picture, *bars, *texts]
-
-        return update
-
     def caption(piece: str, density: float) -> str:
-        keep = np.asarray(sparsity.mask(kernel, density, piece))
-        bits = [len(sparsity.encode(keep, name, piece, dtype="float16")) / kernel.size for name in encodings]
+        keep, bits = stored(piece, density)
         said = ", ".join(f"{name} {b:.1f}" for name, b in zip(encodings, bits, strict=True))
         return f"Pruned by {piece}s to {100 * keep.mean():.0f} %. Bits per weight: {said}."
 
-    piece = widgets.menu("pieces", [*PIECES][:5], "block")
-    widgets.explore(make, alt=caption, piece=piece, density=widgets.slider("density", densities, 0.25, "{:.0%}"))
+    piece = widgets.menu("pieces", [*PIECES], "block")
+    density = widgets.slider("density", densities, 0.25, "{:.0%}")
+    widgets.explore_axes(paint, columns=2, alt=caption, piece=piece, density=density)
 
 
 def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str], np.ndarray], dense: float) -> None:
     """Explore accuracy, (densities, seeds), by kilobytes of storage, (densities,), for each kind of pieces."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(bits: int, encoding: str) -> None:
-            for artist in [*ax.lines, *ax.collections, *ax.texts]:
-                artist.remove()
-            ax.axhline(dense, color=figures.GREY, linestyle="--")
-            for place, (piece, samples) in enumerate(accuracies.items()):
-                size = sizes(piece, bits, encoding)
-                ax.plot(size, samples.mean(1), "o-", color=PIECES[piece], markersize=4)
-                ax.text(0.98, 0.4 - 0.08 * place, piece, color=PIECES[piece], transform=ax.transAxes, ha="right")
-            ax.text(1, dense + 0.1, "dense", color=figures.GREY, transform=ax.get_yaxis_transform(), ha="right")
-            ax.set(xscale="log", xlabel="stored kilobytes", ylabel="test accuracy (%)", ylim=(85, dense + 0.9))
-            ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
-            ax.set_xticks(ticks, ticks)
-            ax.minorticks_off()
-
-        return update
+    def paint(ax: Axes, bits: int, encoding: str) -> None:
+        ax.axhline(dense, color=figures.GREY, linestyle="--")
+        for piece, samples in accuracies.items():
+            size, mean = sizes(piece, bits, encoding), samples.mean(1)
+            ax.plot(size, mean, "o-", color=PIECES[piece], markersize=4)
+            first = np.argmax(mean > 85.5)
+            side = ("right", (-6, 5)) if piece in ("weight", "block") else ("left", (6, -9))
+            beside = {"xytext": side[1], "textcoords": "offset points", "ha": side[0]}
+            ax.annotate(piece, (size[first], mean[first]), color=PIECES[piece], **beside)
+        ax.text(1, dense + 0.1, "dense", color=figures.GREY, transform=ax.get_yaxis_transform(), ha="right")
+        ax.set(xscale="log", xlabel="stored kilobytes", ylabel="test accuracy (%)", ylim=(85, dense + 0.9))
+        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
+        ax.set_xticks(ticks, ticks)
+        ax.minorticks_off()
 
     def caption(bits: int, encoding: str) -> str:
         at = {p: np.interp(0, np.log(sizes(p, bits, encoding)), a.mean(1), left=np.nan) for p, a in accuracies.items()}
@@ -351,7 +281,8 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
         return f"Values of {bits} bits, {encoding} index. Accuracy with one kilobyte: {said}; dense {dense:.1f} %."
 
     bits = widgets.slider("bits of a value", [2, 4, 8, 16, 32], 8)
-    widgets.explore(make, alt=caption, height=3.8, bits=bits, encoding=widgets.menu("index", ["relative", "bitmap"]))
+    encoding = widgets.menu("index", ["relative", "bitmap"])
+    widgets.explore_axes(paint, alt=caption, height=3.8, bits=bits, encoding=encoding)
 
 
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:
@@ -359,28 +290,20 @@ def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> Non
     choices = {f"{name}, {size:,} parameters": (name, size) for name in errors for size in errors[name]}
     dense = {name: samples[max(samples)].mean() for name, samples in errors.items()}
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        for (name, samples), color, place in zip(
-            errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1800, 22)), strict=True
-        ):
+    def paint(ax: Axes, choice: str) -> None:
+        drawn = zip(errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1800, 22)), strict=True)
+        for (name, samples), color, place in drawn:
             figures.band(ax, [*samples], np.transpose([*samples.values()]), color, marker="o", markersize=4)
             ax.text(*place, name, color=color)
         ax.axvline(small, color=figures.GREY, linestyle="--", linewidth=1)
         ax.text(1.04 * small, 60, "all parameters\nof the small net", color=figures.GREY, va="center")
-        (here,) = ax.plot([], [], "o", color=figures.BLACK, markersize=9)
+        name, size = choices[choice]
+        ax.plot(size, errors[name][size].mean(), "o", color=figures.BLACK, markersize=9)
         ax.set(xscale="log", yscale="log", xlim=(250, 25000), ylim=(3.5, 90))
         ax.set(xlabel="parameters left", ylabel="test error (%)")
         ax.set_xticks([300, 1000, 3000, 10000, 20000], ["300", "1,000", "3,000", "10,000", "20,000"])
         ax.set_yticks([5, 10, 20, 50], [5, 10, 20, 50])
         ax.minorticks_off()
-
-        def update(choice: str) -> list[Artist]:
-            name, size = choices[choice]
-            here.set_data([size], [errors[name][size].mean()])
-            return [here]
-
-        return update
 
     def caption(choice: str) -> str:
         name, size = choices[choice]
@@ -388,7 +311,7 @@ def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> Non
         return f"{choice}: test error {found:.1f} %. The {name} net has {dense[name]:.1f} % with all its parameters."
 
     start = next(choice for choice, (name, size) in choices.items() if name == [*errors][1] and size == small)
-    widgets.explore(make, alt=caption, choice=widgets.menu("network", [*choices], start))
+    widgets.explore_axes(paint, alt=caption, choice=widgets.menu("network", [*choices], start))
 
 
 def connections(maps: Mapping[str, np.ndarray]) -> None:

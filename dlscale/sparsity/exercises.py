@@ -24,9 +24,9 @@ def _products(answer: Any) -> str | None:
 products = Exercise(
     id="sparsity-products",
     answer="needed_multiplications",
-    question="Write `needed_multiplications` for a dense layer. `a` (examples, inputs) is 1 where an input is not "
-    "zero, else 0. `e` (examples, outputs) is the same for the errors. Return how many multiplications the three "
-    "products need, summed over all examples. Mean fractions are not enough: an example with many zeros in `a` may "
+    question="Write `needed_multiplications` for a dense layer. `a` (examples, inputs) is 1.0 where an input is not "
+    "zero, else 0.0. `e` (examples, outputs) is the same for the errors. Return one number: how many multiplications "
+    "all products need for all examples. Mean fractions are not enough: an example with many zeros in `a` may "
     "have many in `e`, too.",
     hints=(
         "Forward product: every nonzero input times all outputs. The other two: how many pairs has one example?",
@@ -123,36 +123,6 @@ def relative_bits(gaps, b, v):
 """,
     wrong=_relative,
     right="that is what the library's encoder writes, bit for bit: at low densities fillers are a large part of it.",
-)
-
-
-def _crossing(answer: Any) -> str | None:
-    rng = np.random.default_rng(8)
-    for target, at, share in ((20.0, 0, 0.5), (8.0, 1, 0.4), (6.0, 1, 0.8)):
-        sizes, errors = rng.integers(100, 1000, 3).cumsum(), [30.0, 10.0, 5.0]
-        exact = sizes[at] ** (1 - share) * sizes[at + 1] ** share
-        given = f"The size at which, from {sizes} to errors of {errors} %, they come down to {target:g} %"
-        if wrong := compare(given, float(answer(sizes.copy(), np.array(errors), target)), exact, 1e-3):
-            return wrong
-    return None
-
-
-crossing = Exercise(
-    id="sparsity-crossing",
-    answer="crossing_size",
-    question="How many parameters does the large net need to do as well as the small dense one? Write "
-    "`crossing_size`. From rising `sizes` and falling `errors`, both arrays, it returns the size at which the errors "
-    "come down to `target`. Interpolate on straight lines over the logarithm of the sizes.",
-    hints=(
-        "np.interp(x, xs, ys) draws straight lines, but its xs must rise. Errors fall: take -errors, and -target.",
-        "The ys are np.log(sizes). Turn the result back with np.exp.",
-    ),
-    code="""
-def crossing_size(sizes, errors, target):
-    return np.exp(np.interp(-target, -errors, np.log(sizes)))
-""",
-    wrong=_crossing,
-    right="now ask it for the errors of the small dense net.",
 )
 
 
