@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +47,8 @@ def test_all_reduce_of_floats_gives_every_worker_the_same_bits_but_for_none_the_
 
 
 VARIANTS = [
-    *(({"algorithm": name, "op": jnp.maximum}, 40, np.max) for name in collectives.ALGORITHMS),
-    *(({"algorithm": "hierarchical", "group_size": size}, 12, np.sum) for size in (4, 12)),
-    *(({"algorithm": "double_tree", "chunks": chunks}, 12, np.sum) for chunks in (1, 5)),
+    *(({"algorithm": name, "op": jnp.maximum}, 20, np.max) for name in collectives.ALGORITHMS),
+    ({"algorithm": "hierarchical", "group_size": 4}, 12, np.sum),
 ]
 
 
@@ -70,14 +67,6 @@ def test_groups_work_side_by_side():
             np.testing.assert_array_equal(result[group], np.broadcast_to(x[group].sum(0), (3, 3)), algorithm)
     result = on_all(lambda x: collectives.broadcast(x, "workers", 2, groups), x)
     np.testing.assert_array_equal(result[[1, 4, 7]], x[[7, 7, 7]])
-
-
-def test_jit_may_stand_inside_as_well():
-    x = numbers(6, (3,), "float32")
-    for algorithm in ("ring", "rabenseifner"):  # with a loop and without
-        f = jax.jit(lambda x, a=algorithm: collectives.all_reduce(x, "workers", a))
-        result = jax.vmap(f, axis_name="workers")(x)
-        np.testing.assert_array_equal(result, np.broadcast_to(x.sum(0), x.shape), algorithm)
 
 
 # Elsewhere
@@ -101,56 +90,17 @@ for number, (name, algorithm) in enumerate(OPERATIONS):
 """
 
 
-def run_python(code, *arguments):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, **pipes)
-
-
 def test_under_pmap_and_shard_map():
-    with run_python(EMULATED) as child:
-        _, error = child.communicate(timeout=600)
-        assert child.returncode == 0, error[-3000:]
-
-
-PROCESS = """
-import os, sys
-os.environ["JAX_PLATFORMS"] = "cpu"
-from dlscale.lab import devices
-rank, size = devices.connect(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-import jax, numpy as np
-from collective_cases import DTYPES, OPERATIONS, SHAPES, case, check
-
-mesh, spec = devices.mesh(), jax.sharding.PartitionSpec("workers")
-for number, (name, algorithm) in enumerate(OPERATIONS):
-    if algorithm != "halving":  # which is in rabenseifner as well
-        f, x, wanted = case(name, algorithm, size, SHAPES[number % 3], DTYPES[number % 5], number % size)
-        shared = jax.make_array_from_process_local_data(jax.sharding.NamedSharding(mesh, spec), x[rank][None])
-        sharded = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        check(np.asarray(jax.jit(sharded)(shared).addressable_data(0))[0], wanted[rank])
-print("right", rank)
-"""
-
-
-def test_among_processes():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    group = [run_python(PROCESS, address, 3, rank) for rank in range(3)]
-    try:
-        for rank, process in enumerate(group):
-            out, error = process.communicate(timeout=600)
-            assert f"right {rank}" in out, error[-3000:]
-    finally:
-        for process in group:
-            process.kill()
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command, environment = [sys.executable, "-W", "ignore", "-c", EMULATED], os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 # Counts
 
 
-@pytest.mark.parametrize("workers", [2, 4, 8, 32])
+@pytest.mark.parametrize("workers", [2, 16])
 def test_rounds_and_bytes_are_those_of_the_textbook(workers):
     size = 4 * 1024 * workers
     levels, share = int(math.log2(workers)), (workers - 1) / workers
@@ -183,11 +133,6 @@ def test_laws_of_every_schedule(workers, length, algorithm):
             assert (pairs[:, 0] != pairs[:, 1]).all()
 
 
-@pytest.mark.parametrize("nodes", [2, 16])
-def test_hierarchical_rounds(nodes):
-    assert len(collectives.schedule("hierarchical", 8 * nodes, (8,), group_size=8).rounds) == 6 + 2 * (nodes - 1)
-
-
 @pytest.mark.parametrize(
     "collective, algorithm, shape, rounds, sent",
     [
@@ -209,35 +154,23 @@ def test_counts_of_the_others(collective, algorithm, shape, rounds, sent):
     assert found.sent().sum(0).max() == sent
 
 
-@pytest.mark.parametrize("collective", [*collectives.COLLECTIVES, "circulant"])
-def test_an_option_that_a_collective_does_not_know_is_named(collective):
-    name, algorithm = ("all_reduce", collective) if collective == "circulant" else (collective, None)
-    for option in ("chunks", "group_size", "algorithms"):
-        with pytest.raises(ValueError, match=f"Unknown option of .*'{option}'"):
-            on_all(collectives.operation(name, algorithm, **{option: 2}), numbers(4, (4, 2), "int32"))
-
-
 @pytest.mark.parametrize(
     "call, error, words",
     [
         (lambda x: collectives.all_reduce(x, "elsewhere"), NameError, "elsewhere.*jax.shard_map"),
         (lambda x: collectives.all_reduce([x, x[:2]], "workers"), TypeError, "one array, not a list.*mixed shapes"),
-        (lambda x: collectives.gather((x, x[:2]), "workers"), TypeError, "one array, not a tuple"),
         (lambda x: collectives.reduce(x, "workers", op=jnp.outer), ValueError, r"op must .* into float32\[3, 3\]"),
-        (lambda x: collectives.reduce(x, "workers", op=lambda a, b: a > b), ValueError, r"op must .* into bool\[3\]"),
         (lambda x: collectives.all_reduce(x, "workers", "ring", chunks=3), ValueError, "option of 'ring' 'chunks'"),
         (lambda x: collectives.all_reduce(x, "workers", "rings"), ValueError, "Did you mean 'ring'"),
         (lambda x: collectives.broadcast(x, "workers", 6), ValueError, "root"),
-        (lambda x: collectives.gather(x, "workers", -1), ValueError, "root"),
         (lambda x: collectives.scatter(x, "workers"), ValueError, "one part for each of 6"),
-        (lambda x: collectives.all_to_all(x[0], "workers"), ValueError, "one part for each of 6"),
         (lambda x: collectives.reduce_scatter(jnp.ones(6), "workers", "halving"), ValueError, "power of two"),
         (lambda x: collectives.all_reduce(x, "workers", "hierarchical", group_size=4), ValueError, "do not divide 6"),
-        (lambda x: collectives.all_reduce(x, "workers", "double_tree", chunks=0), ValueError, "chunks"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 1], [2]]), ValueError, "equally long"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 1], [1, 2]]), ValueError, "share no worker"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 6]]), ValueError, "0 to 5"),
         (lambda x: collectives.schedule("ring", 4, (3,), collective="allreduce"), ValueError, "collective"),
+        (lambda x: collectives.operation("all_reduce", "circulant", chunks=2), ValueError, "of .circulant. .chunks"),
     ],
 )
 def test_bad_input(call, error, words):
@@ -248,7 +181,7 @@ def test_bad_input(call, error, words):
 # The notebook: what a reader writes, and what is suggested
 
 
-def swapped(x, axis_name, join=lambda x, other: x + other):
+def swapped(x, axis_name, join=jnp.add):
     for d in [2**k for k in range(jax.lax.axis_size(axis_name).bit_length() - 1)]:
         x = join(x, jax.lax.ppermute(x, axis_name, [(w, w ^ d) for w in range(jax.lax.axis_size(axis_name))]))
     return x
@@ -262,56 +195,16 @@ def passed_on(x, axis_name):
     return x
 
 
-def around(x, axis_name):
-    """A ring of whole arrays."""
-    P, total = jax.lax.axis_size(axis_name), x
-    for _ in range(P - 1):
-        x = jax.lax.ppermute(x, axis_name, [(w, (w + 1) % P) for w in range(P)])
-        total = total + x
-    return total
-
-
-def halved(x, axis_name):
-    """Reduce-scatter + gather with slices that move."""
-    P, me = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-    start, length = 0, x.size
-    distances = [2**k for k in range(P.bit_length() - 1)]
-    swap = lambda x, d: jax.lax.ppermute(x, axis_name, [(w, w ^ d) for w in range(P)])  # noqa: E731
-    for d in reversed(distances):
-        length, upper = length // 2, (me & d) // d
-        sent = swap(jax.lax.dynamic_slice(x, (start + (1 - upper) * length,), (length,)), d)
-        start = start + upper * length
-        x = jax.lax.dynamic_update_slice(x, jax.lax.dynamic_slice(x, (start,), (length,)) + sent, (start,))
-    for d in distances:
-        found = swap(jax.lax.dynamic_slice(x, (start,), (length,)), d)
-        other = start + jnp.where(me & d > 0, -length, length)
-        x = jax.lax.dynamic_update_slice(x, found, (other,))
-        start, length = jnp.minimum(start, other), 2 * length
-    return x
-
-
-NO_ANSWER = "write it with jax.lax.ppermute"
-
-
 @pytest.mark.parametrize(
     "exercise, written, words",
     [
         (exercises.butterfly, swapped, "right"),
-        (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, lambda x, other: other + x), "right"),
-        (exercises.butterfly, functools.partial(halved), "rounds; 1 are enough"),
         (exercises.butterfly, passed_on, "4 workers 0 sends to 1 and 1 not to 0: partners swap"),
-        (exercises.butterfly, lambda x, axis_name: x * 0 + 1, "differs in"),
-        (exercises.butterfly, jax.lax.psum, "JAX's own psum"),
         (exercises.butterfly, lambda x, axis_name: jax.lax.psum(x, axis_name) + 0 * swapped(x, axis_name), "own psum"),
-        (exercises.butterfly, lambda x, axis_name: jax.lax.all_gather(x, axis_name).sum(0), "JAX's own all_gather"),
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, jnp.maximum), "differs in"),
-        (exercises.butterfly, lambda x, axis_name: jnp.sum(x), "has shape"),
         (exercises.butterfly, lambda x, axis_name: ..., "no answer yet"),
-        (exercises.butterfly, functools.partial(collectives.all_reduce), NO_ANSWER),
-        (exercises.rabenseifner, halved, "right"),
+        (exercises.butterfly, collectives.all_reduce, "write it with jax.lax.ppermute"),
         (exercises.rabenseifner, swapped, "2 arrays: less is enough"),
-        (exercises.rabenseifner, around, "3 arrays: less is enough"),
-        (exercises.rabenseifner, lambda x, axis_name: x[0] + 0 * collectives.broadcast(x, axis_name), NO_ANSWER),
     ],
 )
 def test_what_a_reader_writes(exercise, written, words):
@@ -320,20 +213,27 @@ def test_what_a_reader_writes(exercise, written, words):
     assert collectives.schedule("ring", 4, (8,)).rounds, "the library is whole again"
 
 
+def crossing(workers, latency, per_byte, share=1):
+    rounds, arrays = 2 * (workers - 1), 2 - share * 2 / workers
+    return latency * (rounds - math.log2(workers)) / per_byte / (math.log2(workers) - arrays)
+
+
 @pytest.mark.parametrize(
-    "written, right",
+    "exercise, written, right",
     [
-        (lambda workers, distance: np.minimum(distance % workers, -distance % workers), True),
-        (lambda workers, distance: float(min(distance, workers - distance)), True),
-        (lambda workers, distance: distance, False), (lambda workers, distance: 1, False),
-        (lambda workers, distance: min(distance, workers - distance) * workers, False),
+        (exercises.crossover, crossing, True),
+        (exercises.crossover, lambda *args: int(crossing(*args)), True),
+        (exercises.crossover, lambda *args: crossing(*args, share=0), False),
+        (exercises.wire, lambda workers, distance: np.minimum(distance % workers, -distance % workers), True),
+        (exercises.wire, lambda workers, distance: distance, False),
+        (exercises.wire, lambda workers, distance: 1, False),
     ],
-)  # fmt: skip
-def test_messages_on_the_busiest_wire(written, right):
-    assert exercises.wire.judge(written)[0] == right
+)
+def test_crossings_and_messages_on_the_busiest_wire(exercise, written, right):
+    assert exercise.judge(written)[0] == right
 
 
-@pytest.mark.parametrize("P", [2, 3, 4, 5, 7, 8, 12, 17])
+@pytest.mark.parametrize("P", [2, 5, 8, 12])
 def test_the_circulant_has_the_bytes_of_the_ring_in_few_rounds(P):
     x = numbers(P, (2 * P + 1,), "int32")
     np.testing.assert_array_equal(on_all(lambda x: collectives.circulant(x, "workers"), x), [x.sum(0)] * P)
@@ -346,7 +246,6 @@ def test_what_is_suggested_to_try():
     x = numbers(512, (4,), "int32")
     np.testing.assert_array_equal(on_all(lambda x: swapped(x, "workers"), x), np.broadcast_to(x.sum(0), x.shape))
     assert len(exercises.tried(swapped)(x)[1]) == 9
-    assert len(collectives.schedule("circulant", 8, (8,)).rounds) == 6
     wires, sizes = costs.ring(64), 2.0 ** np.arange(10, 31)
     times = {a: wires.parts(collectives.schedule(a, 64, (64,)), sizes / 256).sum(-1) for a in ("tree", "butterfly")}
     assert (times["tree"] > times["butterfly"]).all(), "a tree never wins there"

@@ -22,7 +22,6 @@ what has reached whom by then.
 
 import functools
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -249,8 +248,6 @@ def all_reduce(
     - "torus", as nearly square as can be: reduce-scatter along rows, all-reduce along columns, all-gather along rows.
     - "hierarchical", `group_size`: reduce within groups, a ring of their first members, broadcast within groups (Jia
       et al. 2018, arXiv:1807.11205).
-    - "double_tree", `chunks`: two trees, the inner workers of one the leaves of the other, each for half of x in so
-      many chunks (Sanders, Speck & Träff 2009).
 
     Where the number of workers is no power of two, butterfly and rabenseifner let those beyond it hand over their x
     first and get the result last. The group size is the square root of their number, or a little less, unless given.
@@ -335,57 +332,12 @@ def _hierarchical(x: Array, group: _Group, op: Op, group_size: int | None = None
     return broadcast(x, group.axis_name, 0, small)
 
 
-def _double_tree(x: Array, group: _Group, op: Op, chunks: int = 4) -> Array:
-    halves, count = _chunked(x, 2), checks.whole("chunks", chunks)
-    done = [_pipelined_tree(half, group, op, count, _binary_tree(group.size, i)) for i, half in enumerate(halves)]
-    return _whole(jnp.stack(done), x)
-
-
-def _binary_tree(size: int, shift: int) -> list[tuple[int, int, int, int]]:
-    """(child, parent, depth of the child, 0 for a left and 1 for a right one), all positions but that of the root.
-
-    Inner are odd positions with shift 0, even ones with 1.
-    """
-    found = []
-
-    def build(start: int, stop: int, parent: int, depth: int, side: int) -> None:
-        if start < stop:
-            root = start + 2 ** ((stop - start).bit_length() - 1) - 1
-            found.append(((root + shift) % size, (parent + shift) % size, depth, side))
-            build(start, root, root, depth + 1, 0)
-            build(root + 1, stop, root, depth + 1, 1)
-
-    build(0, size, 0, 0, 0)
-    return sorted(found[1:])
-
-
-def _pipelined_tree(x: Array, group: _Group, op: Op, count: int, tree: list[tuple[int, int, int, int]]) -> Array:
-    """Up and down the tree, chunk after chunk: in a round each worker deals with the chunk that its depth is due."""
-    deepest = max(depth for _, _, depth, _ in tree)
-    chunks = jnp.pad(_chunked(x, count), [(0, 1), (0, 0)])  # one more, for those who get nothing
-
-    def table(chunk_of: dict[int, int]) -> Array:
-        return jnp.asarray([chunk_of.get(position, count) for position in range(group.size)])[group.position]
-
-    for up, t in itertools.product((True, False), range(count + deepest - 1)):
-        due = [(edge, t - (deepest - edge[2] if up else edge[2] - 1)) for edge in tree]
-        messages = [((c, p) if up else (p, c), side, chunk) for (c, p, _, side), chunk in due if 0 <= chunk < count]
-        sending = chunks[table({a: chunk for (a, _), _, chunk in messages})]
-        for side in (0, 1):
-            now = [(pair, chunk) for pair, which, chunk in messages if which == side]
-            if now:
-                at = table({b: chunk for (_, b), chunk in now})
-                received = group.send(sending, [pair for pair, _ in now])
-                chunks = chunks.at[at].set(op(chunks[at], received) if up else received)
-    return _whole(chunks, x)
-
-
 _ALL_REDUCE: dict[str, Callable[..., Array]] = {
     "ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly,
-    "rabenseifner": _rabenseifner, "torus": _torus, "hierarchical": _hierarchical, "double_tree": _double_tree,
+    "rabenseifner": _rabenseifner, "torus": _torus, "hierarchical": _hierarchical,
 }  # fmt: skip
 ALGORITHMS = tuple(_ALL_REDUCE)
-OPTIONS = {"hierarchical": ("group_size",), "double_tree": ("chunks",)}
+OPTIONS = {"hierarchical": ("group_size",)}
 
 
 def circulant(x: Array, axis_name: str, op: Op = jnp.add, groups: Groups = None) -> Array:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-from tqdm import tqdm
 
 from dlscale.collectives import measuring
 from dlscale.collectives.measuring import Entry, Measurements, Row
@@ -75,18 +74,15 @@ def report(what: Measurements, entries: Iterator[Entry], table: Path | None) -> 
         return [entry for entry in entries if isinstance(entry, Row)]
     warning = f"\n{EMULATED}" * (workers.kind == measuring.DEVICES)
     title = f"{workers.count} workers ({workers.kind}), {what.dtype}{warning}"
-    bar = tqdm(total=len(what.entries(workers.count)), unit="row", leave=False, disable=None)
     # by lines: a run that is cut off keeps what it has
-    with bar, (table or Path(os.devnull)).open("w", buffering=1, encoding="utf-8", newline="") as file:
+    with (table or Path(os.devnull)).open("w", buffering=1, encoding="utf-8", newline="") as file:
         write = csv.writer(file).writerow
         write((*Row._fields, "algorithm_bandwidth", "bus_bandwidth"))
         print(title, heading := LINE.format(*HEADINGS), "-" * len(heading), sep="\n", flush=True)
         for entry in entries:
-            bar.clear()
             if isinstance(entry, Row):
                 rows.append(entry)
-                bandwidths = (entry.algorithm_bandwidth, entry.bus_bandwidth)
-                write((*entry, *bandwidths))
+                write((*entry, *(bandwidths := (entry.algorithm_bandwidth, entry.bus_bandwidth))))
                 times = (f"{seconds * 1e6:.1f}" for seconds in (entry.fastest, entry.median))
                 rates = (f"{rate / 1e6:.3f}" for rate in bandwidths)
                 size, right = measuring.show_size(entry.bytes), "yes" if entry.right else "NO"
@@ -94,7 +90,6 @@ def report(what: Measurements, entries: Iterator[Entry], table: Path | None) -> 
             elif entry not in left_out:
                 left_out.add(entry)
                 print(entry, flush=True)
-            bar.update()
     return rows
 
 

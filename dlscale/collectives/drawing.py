@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlscale.collectives.replay import Frame
@@ -84,25 +85,21 @@ def rounds(frames: Mapping[str, Sequence[Frame]]) -> None:
 def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lower bound", **controls: Any) -> None:
     """Explore times as multiples of a bound: for these `controls`, `ratios` has (sizes,) by algorithm."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        names = [*ratios(**{name: control.start for name, control in controls.items()})]
-        lines = {name: ax.plot([], [], color=COLORS[name])[0] for name in names}
-        texts = {name: ax.text(sizes[-1] * 1.4, 1, spoken(name), color=COLORS[name], va="center") for name in names}
+    def paint(ax: Axes, **chosen: Any) -> None:
+        found, place = ratios(**chosen), 0.0
+        top = max(9, 1.3 * np.max([*found.values()]))
+        for i, (name, values) in enumerate(sorted(found.items(), key=lambda item: item[1][-1])):
+            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name])  # equal ones are seen, too
+            place = max(values[-1], place * (top / 0.8) ** 0.065)
+            ax.text(sizes[-1] * 1.4, place, spoken(name), color=COLORS[name], va="center")
+        times = [tick for tick in (1, 3, 10, 30, 100) if tick < top]
         ax.set(xscale="log", yscale="log", xlabel="size of the array", ylabel=ylabel)
-        ax.set_xticks(ticks := 2.0 ** np.arange(10, 31, 5), [show_bytes(size) for size in ticks])
-        ax.set(xlim=(sizes[0], sizes[-1]), ylim=(0.8, 150), yticks=[1, 10, 100], yticklabels=[1, 10, 100])
+        ax.set(xlim=(sizes[0], sizes[-1]), ylim=(0.8, top), yticks=times, yticklabels=times)
+        ticks = [size for size in 2.0 ** np.arange(10, 31, 5) if size >= sizes[0]]
+        ax.set_xticks(ticks, [show_bytes(size) for size in ticks])
         ax.minorticks_off()
-
-        def update(**chosen: Any) -> list[Artist]:
-            place = 0.0
-            for name, values in sorted(ratios(**chosen).items(), key=lambda item: item[1][-1]):
-                lines[name].set_data(sizes, values)
-                place = max(values[-1], 1.35 * place)
-                texts[name].set_y(place)
-            return [*lines.values(), *texts.values()]
-
-        return update
+        named = (f"{controls[name].label}: {value}" for name, value in chosen.items())
+        ax.set_title(", ".join(named))
 
     def caption(**chosen: Any) -> str:
         found = ratios(**chosen)
@@ -111,7 +108,7 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
         said = ", ".join(f"{spoken(names[best[i]])} from {show_bytes(sizes[i])}" for i in changes)
         return f"Fastest: {said}. The highest line reaches {np.max([*found.values()]):.3g}."
 
-    widgets.explore(make, alt=caption, **controls)
+    widgets.explore_axes(paint, alt=caption, **controls)
 
 
 # Section 3
@@ -131,38 +128,29 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
     """Explore how many seconds each wire is busy in each round: by wiring, algorithm and order of the ranks."""
     most = max(max(one.values()) for of_rounds in busy.values() for one in of_rounds)
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2, width_ratios=[1.25, 1])
-        left.set(xlim=(-0.4, 3.4), ylim=(-11, 14)), left.axis("off")
-        right.set(xlabel="round", ylabel="busiest wire (ms)")
-        clock = left.set_title("")
-
-        def update(wiring: str, algorithm: str, order: str, number: int) -> None:
-            for artist in [*left.lines, *left.texts, *right.patches]:
-                artist.remove()
-            of_rounds, places = busy[wiring, algorithm, order], PLACES[wiring]
-            now, ring = (number - 1) % len(of_rounds) + 1, wiring == "a ring"
-            wired = [(a, b) for b in range(8) for a in range(b) if (b - a in (1, 7) if ring else a // 4 == b // 4)]
-            load = dict.fromkeys(wired + [(a, a + 4) for a in range(4) if not ring], 0.0)
-            for wire, seconds in of_rounds[now - 1].items():
-                if ends := _ends(wire):
-                    load[ends] = max(load.get(ends, 0.0), seconds)
-            for (a, b), seconds in load.items():
-                color = figures.RED if seconds else "0.85"
-                width = 1.2 + 9 * seconds / most
-                left.plot(*zip(places[a], places[b], strict=True), color=color, linewidth=width, solid_capstyle="round")
-            for worker, (x, y) in enumerate(places):
-                if worker < 8 or any(worker in ends for ends, seconds in load.items() if seconds):
-                    text, color = (str(worker), figures.BLUE) if worker < 8 else ("host", figures.GREY)
-                    box = {"boxstyle": "circle" if worker < 8 else "round", "facecolor": color, "edgecolor": "none"}
-                    left.text(x, y, text, color="white", ha="center", va="center", bbox=box)
-            heights = [1e3 * max(one.values()) for one in of_rounds]
-            colors = [figures.RED if i == now - 1 else figures.GREY for i in range(len(heights))]
-            right.bar(ticks := range(1, 1 + len(heights)), heights, color=colors)
-            right.set(xlim=(0.4, max(len(heights), 6) + 0.6), xticks=ticks, ylim=(0, 1.1 * max(heights)))
-            clock.set_text(f"round {now} of {len(of_rounds)}: {heights[now - 1]:.2g} ms")
-
-        return update
+    def paint(left: Axes, right: Axes, wiring: str, algorithm: str, order: str, number: int) -> None:
+        of_rounds, places = busy[wiring, algorithm, order], PLACES[wiring]
+        now, ring = (number - 1) % len(of_rounds) + 1, wiring == "a ring"
+        wired = [(a, b) for b in range(8) for a in range(b) if (b - a in (1, 7) if ring else a // 4 == b // 4)]
+        load = dict.fromkeys(wired + [(a, a + 4) for a in range(4) if not ring], 0.0)
+        for wire, seconds in of_rounds[now - 1].items():
+            if ends := _ends(wire):
+                load[ends] = max(load.get(ends, 0.0), seconds)
+        for (a, b), seconds in load.items():
+            line = {"color": figures.RED if seconds else "0.85", "linewidth": 1.2 + 9 * seconds / most}
+            left.plot(*zip(places[a], places[b], strict=True), solid_capstyle="round", **line)
+        for worker, (x, y) in enumerate(places):
+            if worker < 8 or any(worker in ends for ends, seconds in load.items() if seconds):
+                text, color = (str(worker), figures.BLUE) if worker < 8 else ("host", figures.GREY)
+                box = {"boxstyle": "circle" if worker < 8 else "round", "facecolor": color, "edgecolor": "none"}
+                left.text(x, y, text, color="white", ha="center", va="center", bbox=box)
+        heights = [1e3 * max(one.values()) for one in of_rounds]
+        colors = [figures.RED if i == now - 1 else figures.GREY for i in range(len(heights))]
+        right.bar(ticks := range(1, 1 + len(heights)), heights, color=colors)
+        right.set(xlim=(0.4, max(len(heights), 6) + 0.6), xticks=ticks, xlabel="round", ylabel="busiest wire (ms)")
+        left.set(xlim=(-0.4, 3.4), ylim=(-11, 14), title=f"round {now} of {len(of_rounds)}: {heights[now - 1]:.2g} ms")
+        left.axis("off")
+        right.set_title(f"{spoken(algorithm)} on {wiring}")
 
     def caption(wiring: str, algorithm: str, order: str, number: int) -> str:
         of_rounds = busy[wiring, algorithm, order]
@@ -175,4 +163,4 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
 
     number = widgets.player("round", range(1, max(map(len, busy.values())) + 1), 3, interval=700)
     chosen = {"wiring": menu("wiring", 0), "algorithm": menu("algorithm", 1, "butterfly"), "order": menu("ranks", 2)}
-    widgets.explore(make, alt=caption, height=3.3, **chosen, number=number)
+    widgets.explore_axes(paint, alt=caption, columns=2, height=3.3, **chosen, number=number)

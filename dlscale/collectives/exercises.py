@@ -60,10 +60,7 @@ def _all_reduce(answer: Any, ways: int, sent: Callable[[int, int], float], swaps
     """
     for workers in (2, 4, 16):
         x = np.random.default_rng(workers).integers(0, 100, (workers, 3 * workers)).astype(np.int32)
-        try:
-            results, rounds = answer(x)
-        except TypeError:  # the function itself was handed in
-            results, rounds = tried(answer)(x)
+        results, rounds = answer(x)
         if wrong := compare(f"The array of {workers} workers' sums", results, np.broadcast_to(x.sum(0), x.shape), 1e-9):
             return wrong
         allowed, total = ways * int(math.log2(workers)), np.zeros(workers)
@@ -141,7 +138,7 @@ def _crossover(answer: Any) -> str | None:
         expected = latency * (2 * (workers - 1) - math.log2(workers))
         expected /= per_byte * (math.log2(workers) - 2 * (workers - 1) / workers)
         given = f"{workers} workers, {latency:g} s a message and {per_byte:g} s a byte"
-        if wrong := compare(f"The size for {given}", answer(workers, latency, per_byte), expected, 1e-6):
+        if wrong := compare(f"The size for {given}", answer(workers, latency, per_byte), expected, 1e-4):
             return wrong
     return None
 

@@ -26,11 +26,6 @@ Items = tuple[Any, ...]  # layer numbers and, for what is forgotten, Items
 LayerFunction = Callable[[Any, Array], Array]
 Curve = tuple[np.ndarray, np.ndarray, list[Any]]  # of best plans: rising peaks, falling costs, the plans' items
 
-# The CPU compiler merges what is computed again with what was computed first, which keeps it in memory after all,
-# unless this pass is off. Elsewhere it is off already where it matters.
-COMPILER_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-DEEPEST = 400  # nesting of a plan that Python follows, inside a notebook too
-
 
 class Layer(NamedTuple):
     """What a layer takes, in bytes and costs."""
@@ -39,8 +34,6 @@ class Layer(NamedTuple):
     saved: float  # all that is held while it is kept for its gradient; its output included, its input not
     forward: float = 1.0  # cost
     backward: float = 2.0  # cost
-    forward_work: float = 0.0  # bytes that come and go while it runs, beside input and output
-    backward_work: float = 0.0  # beside what is saved and the gradients of input and output
 
 
 @dataclass(frozen=True)
@@ -90,8 +83,7 @@ class Plan:
 
     (0, 1, 2) keeps all; ((0, 1), 2) keeps, of the first two layers, nothing but their input, and while it computes them
     again, both. Tuples nest: what is computed again follows a plan too.
-    Raises ValueError unless every layer from 0 on stands there once, in order, and where more than `DEEPEST` tuples
-    nest.
+    Raises ValueError unless every layer from 0 on stands there once, in order.
     """
 
     items: Items
@@ -134,8 +126,6 @@ class Plan:
 
 def _runs(items: Items, times: int = 1) -> Iterator[tuple[int, int]]:
     """Each layer, and how often it runs forward: once more for each tuple around it."""
-    if times > DEEPEST + 1:
-        raise ValueError(f"A plan nests at most {DEEPEST} tuples: keep more of the layers.")
     for item in items:
         if isinstance(item, tuple):
             yield from _runs(item, times + 1)
@@ -146,9 +136,9 @@ def _runs(items: Items, times: int = 1) -> Iterator[tuple[int, int]]:
 def _steps(items: Items, chain: Chain, held: tuple[tuple[str, int], ...]) -> Iterator[Step]:
     """Forward and back over `items`, while `held` is in memory."""
 
-    def step(operation: str, layer: int, works: float, gradient: float = 0) -> Step:
+    def step(operation: str, layer: int, more: float) -> Step:
         sizes = (chain.layers[i].saved if what == "saved" else chain.size(i) for what, i in held)
-        return Step(operation, layer, held, sum(sizes) + works + gradient)
+        return Step(operation, layer, held, sum(sizes) + more)
 
     gradient = chain.size(max(layer for layer, _ in _runs(items)) + 1)
     for item in items:
@@ -156,22 +146,18 @@ def _steps(items: Items, chain: Chain, held: tuple[tuple[str, int], ...]) -> Ite
             inner = [layer for layer, _ in _runs(item)]
             for i in inner:
                 reads = chain.size(i) if i > inner[0] else 0  # the first one's input is held
-                yield step("forward", i, reads + chain.size(i + 1) + chain.layers[i].forward_work, gradient)
+                yield step("forward", i, reads + chain.size(i + 1) + gradient)
             held += (("output", inner[-1] + 1),)
         else:
-            yield step("tape", item, _tape(chain.layers[item]), gradient)
+            yield step("tape", item, chain.layers[item].saved + gradient)
             held += (("saved", item),)
     for item in reversed(items):
         if isinstance(item, tuple):
             held = held[:-1]
             yield from _steps(item, chain, held)
         else:
-            yield step("backward", item, chain.size(item + 1) + chain.size(item) + chain.layers[item].backward_work)
+            yield step("backward", item, chain.size(item + 1) + chain.size(item))
             held = held[:-1]
-
-
-def _tape(layer: Layer) -> float:
-    return max(layer.saved, layer.output + layer.forward_work)
 
 
 # Plans
@@ -206,12 +192,9 @@ def revolve(length: int, slots: int) -> Plan:
     """The fewest runs for equal layers with `slots` stored activations, the input among them (Griewank & Walther 2000).
 
     Beside the one that keeps what its gradient needs, they are r · length - β(slots + 1, r - 1) runs forward, with
-    β(s, r) = (s + r)! / (s! r!) and the r for which β(slots, r - 1) < length ≤ β(slots, r).
-    Raises ValueError where r, as deep as the plan nests, is more than `DEEPEST`.
+    β(s, r) = (s + r)! / (s! r!) and the r for which β(slots, r - 1) < length ≤ β(slots, r). The plan nests r deep.
     """
     length, slots = checks.whole("length", length), checks.whole("slots", slots)
-    if math.comb(slots + DEEPEST, DEEPEST) < length:
-        raise ValueError(f"{slots} slots repeat a layer of {length} more than {DEEPEST} times: take more slots.")
 
     def first(n: int, s: int) -> int:
         """The fewest that may be forgotten: the rest must be done with s - 1 slots and at most r repeats of a layer."""
@@ -250,13 +233,13 @@ def frontier(chain: Chain) -> tuple[Tradeoff, ...]:
     best: dict[tuple[int, int], Curve] = {(t, t): (np.zeros(1), np.zeros(1), [()]) for t in range(n + 1)}
     for s, t in sorted(itertools.combinations(range(n + 1), 2), key=lambda part: part[1] - part[0]):
         kept = layers[s]
-        needed = max(kept.saved + size(s + 1) + size(s) + kept.backward_work, _tape(kept) + size(t))
+        needed = kept.saved + max(size(s + 1) + size(s), size(t))
         alone = np.array([needed]), np.array([kept.forward + kept.backward]), [s]
         ways = [(alone, best[s + 1, t], kept.saved, 0.0, 0.0)]
         running, passing = 0.0, 0.0  # cost of the first run, and what its widest layer needs
         for k in range(s + 1, t):
             running += layers[k - 1].forward
-            passing = max(passing, (size(k - 1) if k - 1 > s else 0) + size(k) + layers[k - 1].forward_work)
+            passing = max(passing, (size(k - 1) if k - 1 > s else 0) + size(k))
             ways.append((best[s, k], best[k, t], size(k), passing + size(t), running))
         best[s, t] = _best_of(ways)
     peaks, costs, plans = best[0, n]
@@ -302,7 +285,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
 
     Compile it with `recomputation.jit`. It has no forward-mode derivative (`jax.jvp`). Raises ValueError if plan and
     layers differ in number, and, when it is called, for a layer that does not return one array (a side
-    output would have to be kept as well), and where JAX cannot follow how deep the plan nests.
+    output would have to be kept as well).
     """
     layers = list(map(functools.cache(_in_turn), plan._each("functions", layers)))  # equal layers are traced once
 
@@ -315,11 +298,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
         return x
 
     def applied(params: Sequence[Any], x: Array) -> Array:
-        try:
-            return run(plan.items, plan._each("parameters", params), x)
-        except RecursionError:
-            deep = f"The plan nests {plan.forwards().max() - 1} deep, too deep for JAX"
-            raise ValueError(f"{deep}: keep more of the layers.") from None
+        return run(plan.items, plan._each("parameters", params), x)
 
     return applied
 
@@ -352,9 +331,13 @@ relu.defvjp(
 )
 
 
-def jit(f: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`jax.jit` that lets nothing be kept which a plan forgets, on a CPU too."""
-    return jax.jit(f, compiler_options=COMPILER_OPTIONS, **options)
+def jit(f: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.jit` that lets nothing be kept which a plan forgets, on a CPU too.
+
+    The CPU compiler merges what is computed again with what was computed first, which keeps it in memory after all,
+    unless one of its passes is off. Elsewhere it is off already where it matters.
+    """
+    return jax.jit(f, compiler_options={"xla_disable_hlo_passes": "cse_barrier_expander"})
 
 
 def compiled_bytes(f: Callable[..., Any], *args: Any, jit: Callable[..., Any] = jit) -> int:
@@ -366,28 +349,25 @@ def compiled_bytes(f: Callable[..., Any], *args: Any, jit: Callable[..., Any] = 
     return jit(f).lower(*args).compile(quick).memory_analysis().temp_size_in_bytes
 
 
-def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array, workspace: bool = True) -> Chain:
+def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) -> Chain:
     """The chain as its program has it: bytes that each layer's gradient needs, operations as costs.
 
-    Nothing is run, and shapes are enough. With `workspace`, each layer is compiled alone, to see what it takes while
-    it runs. Layers that are alike are looked at once.
+    Nothing is run, and shapes are enough. Layers that are alike are looked at once. What a layer takes only while it
+    runs is not counted.
     """
     made, size = [], program.nbytes(x)
     for number, (layer, p) in enumerate(zip(layers, params, strict=True)):
         leaves, tree = jax.tree.flatten((p, x))
         shapes = [jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
-        entry, out = _profile(layer, tree, workspace, *shapes)
+        entry, out = _profile(layer, tree, *shapes)
         x = _one_array(number, out)
         made.append(entry)
     return Chain(size, tuple(made))
 
 
 @functools.lru_cache(maxsize=256)
-def _profile(layer: LayerFunction, tree: Any, workspace: bool, *shapes: jax.ShapeDtypeStruct) -> tuple[Any, Any]:
+def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> tuple[Any, Any]:
     """What a layer takes, and the shape of its result; nothing for a layer that returns no array."""
-
-    def back(p: Any, x: Array, g: Array) -> Any:
-        return jax.vjp(layer, p, x)[1](g)
 
     def both(p: Any, x: Array, g: Array) -> Any:  # without its result, a part of the forward pass would not be counted
         out, pull = jax.vjp(layer, p, x)
@@ -398,10 +378,7 @@ def _profile(layer: LayerFunction, tree: Any, workspace: bool, *shapes: jax.Shap
         return None, out
     output, forward = program.nbytes(out), program.flops(layer, p, x)
     saved, backward = output + program.kept_bytes(layer, p, x), program.flops(both, p, x, out) - forward
-    if not workspace:
-        return Layer(output, saved, forward, backward), out
-    works = compiled_bytes(layer, p, x), max(compiled_bytes(back, p, x, out) - saved, 0)
-    return Layer(output, saved, forward, backward, *works), out
+    return Layer(output, saved, forward, backward), out
 
 
 # A transformer

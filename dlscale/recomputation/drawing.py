@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
@@ -31,11 +31,8 @@ def memory(
         return dict(zip(styles, ((sizes, D), (sizes, 2 * W), (batches, dots)), strict=True))
 
     def caption(net: str, depth: int) -> str:
-        W, D = np.array(stored(net, 256, depth)) / 1e6
-        return (
-            f"{net}, depth {depth}, batch size 256: weights and their gradients take {2 * W:.2g} MB, activations "
-            f"{D:.3g} MB. The compiled program needs {measured[net, 256, depth] / 1e6:.3g} MB in all."
-        )
+        activations, needed = stored(net, 256, depth)[1] / 1e6, measured[net, 256, depth] / 1e6
+        return f"{net}, depth {depth}, 256 images: activations take {activations:.3g} MB of {needed:.3g} MB."
 
     axis = {"xscale": "log", "yscale": "log", "xlim": (0.9, 600), "ylim": (0.003, 1000), "xticks": sizes[::2]}
     axis |= {"xlabel": "batch size", "ylabel": "memory (MB)"}
@@ -43,55 +40,55 @@ def memory(
     curves(styles, compute, caption, axis, net=widgets.menu("network", nets, nets[-1]), depth=depth)
 
 
-def _painted(steps: Sequence[Step], length: int, until: int) -> np.ndarray:
-    """(length + 1, steps, 3) colours: what happens to each activation in each of the first `until` steps."""
-    image, ran = np.ones((length + 1, len(steps), 3)), set()
+def _painted(ax: Axes, steps: Sequence[Step], done: int) -> None:
+    """Draw what happens to each activation in each of the first `done` steps."""
+    count, length = len(steps), max(step.layer for step in steps) + 1
+    image, ran = np.ones((length + 1, count, 3)), set()
     image[0] = to_rgb(STORED)
-    for t, step in enumerate(steps[:until]):
+    for t, step in enumerate(steps[:done]):
         for what, i in step.held:  # "saved" names a layer, "output" the row itself
             image[i + (what == "saved"), t] = to_rgb(STORED)
         again = AGAIN if step.layer in ran else FORWARD
         image[step.layer + 1, t] = to_rgb(BACKWARD if step.operation == "backward" else again)
         ran.add(step.layer)
-    return image
+    extent = (0.5, count + 0.5, -0.5, length + 0.5)
+    ax.imshow(image, origin="lower", aspect="auto", interpolation="nearest", extent=extent)
+    names = {"stored": figures.GREY, "forward": FORWARD, "again": AGAIN, "backward": BACKWARD}
+    for i, (text, color) in enumerate(names.items()):
+        ax.text(0.25 * i, 1.03, text, color=color, transform=ax.transAxes, weight="bold", fontsize=9)
+    ax.set(xlabel="step", ylabel="activation")
+    ax.grid(visible=False)
 
 
 def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
     """Explore plans step by step: what happens to each activation, and how many arrays are in memory."""
-    steps, length = {name: plan.steps(chain) for name, plan in plans.items()}, len(chain.layers)
+    steps = {name: plan.steps(chain) for name, plan in plans.items()}
 
-    def until(plan: str, done: int) -> int:  # plans differ in length, and each has the whole slider
-        return max(1, done * len(steps[plan]) // 100)
+    def played(plan: str, done: int) -> list[Step]:  # plans differ in length, and each has the whole slider
+        return steps[plan][: max(1, done * len(steps[plan]) // 100)]
 
     def make(fig: Figure) -> widgets.Update:
         top, below = (figures.axes(part) for part in fig.subfigures(2, 1, height_ratios=[3, 2]))
-        image = top.imshow(np.ones((1, 1, 3)), origin="lower", aspect="auto", interpolation="nearest")
-        names = {"stored": figures.GREY, "forward": FORWARD, "again": AGAIN, "backward": BACKWARD}
-        for x, (text, color) in enumerate(names.items()):
-            top.text(0.15 * x, 1.03, text, color=color, transform=top.transAxes, weight="bold")
         (line,) = below.step([], [], where="mid", color=figures.BLACK)
-        (peak,) = below.plot([], [], "--", color=figures.GREY, linewidth=1)
-        top.set(ylabel="activation")
-        top.grid(visible=False)
-        below.set(xlabel="step", ylabel="arrays in memory", ylim=(0, length + 4))
+        peak = below.axhline(0, color=figures.GREY, linestyle="--", linewidth=1)
+        below.set(xlabel="step", ylabel="arrays in memory", ylim=(0, len(chain.layers) + 4))
 
         def update(plan: str, done: int) -> None:
-            count, arrays = len(steps[plan]), [s.bytes for s in steps[plan][: until(plan, done)]]
-            image.set(data=_painted(steps[plan], length, len(arrays)), extent=(0.5, count + 0.5, -0.5, length + 0.5))
+            arrays = [step.bytes for step in played(plan, done)]
+            top.clear()
+            _painted(top, steps[plan], len(arrays))
+            top.set_xlabel("")
             line.set_data(range(1, len(arrays) + 1), arrays)
-            peak.set_data([0.5, count + 0.5], [max(arrays)] * 2)
-            below.set_xlim(0.5, count + 0.5)
+            peak.set_ydata([max(arrays)] * 2)
+            below.set_xlim(0.5, len(steps[plan]) + 0.5)
 
         return update
 
     def caption(plan: str, done: int) -> str:
-        past = steps[plan][: until(plan, done)]
-        way = "backward" if past[-1].operation == "backward" else "forward"
-        again = sum(s.operation != "backward" for s in past) - len({s.layer for s in past})
-        return (
-            f"{plan}, step {len(past)} of {len(steps[plan])}: layer {past[-1].layer} {way}. {past[-1].bytes:g} arrays "
-            f"in memory, at most {max(s.bytes for s in past):g} so far; {again} layers computed again."
-        )
+        past = played(plan, done)
+        runs, most = sum(step.operation != "backward" for step in past), max(step.bytes for step in past)
+        again = runs - len({step.layer for step in past})
+        return f"{plan}, {len(past)} steps: at most {most:g} arrays in memory, {again} layers computed again."
 
     done = widgets.player("done (%)", range(1, 101), 100, interval=150)
     widgets.explore(make, alt=caption, height=4.2, plan=widgets.menu("plan", [*plans], first), done=done)
@@ -109,10 +106,7 @@ def groups(peaks: Mapping[int, Numbers]) -> None:
         return dict(zip(styles, parts, strict=True))
 
     def caption(n: int, k: int) -> str:
-        peak = f"the plan needs {peaks[n][k - 1]:g} at its peak" if k <= len(peaks[n]) else "too long for this chain"
-        return (
-            f"{n} layers in groups of {k}: n / k + k = {n / k + k:.3g} arrays; {peak}. The lowest is {min(peaks[n]):g}."
-        )
+        return f"{n} layers in groups of {k}: n / k + k = {n / k + k:.3g} arrays. The lowest peak is {min(peaks[n]):g}."
 
     axis = {"xlim": (0, 31), "ylim": (0, 60), "xlabel": "k, layers in a group", "ylabel": "arrays in memory"}
     n, k = widgets.slider("layers n", [*peaks], 100), widgets.slider("group k", [*range(1, 31)], 10)
@@ -121,33 +115,26 @@ def groups(peaks: Mapping[int, Numbers]) -> None:
 
 def budget(chain: Chain, again: Mapping[str, Mapping[int, float]]) -> None:
     """Explore the best nested plan for a memory, beside what the best schedule of each kind computes again."""
-    nested, *_ = again.values()
-    steps = {m: optimal_plan(chain, m).steps(chain) for m in nested}
+    memories = [*next(iter(again.values()))]
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        for (name, best), color, shift in zip(again.items(), (figures.GREEN, figures.PINK), (0.35, -0.95), strict=True):
-            left.plot([*best], [*best.values()], "o-", color=color, markersize=4)
-            left.text(5.6, best[5] * 10**shift, name, color=color)
-        (here,) = left.plot([], [], "o", color=figures.RED, markersize=10)
-        left.set(yscale="symlog", ylim=(-0.3, 120), yticks=(0, 1, 3, 10, 30, 100), yticklabels=(0, 1, 3, 10, 30, 100))
-        left.set(xlabel="arrays in memory", ylabel="layers computed again")
-        image = right.imshow(np.ones((1, 1, 3)), origin="lower", aspect="auto", interpolation="nearest")
-        right.set(xlabel="step", ylabel="activation", title="the best nested plan")
-        right.grid(visible=False)
-
-        def update(memory: int) -> None:
-            here.set_data([memory], [nested[memory]])
-            shown, count, length = steps[memory], len(steps[memory]), len(chain.layers)
-            image.set(data=_painted(shown, length, count), extent=(0.5, count + 0.5, -0.5, length + 0.5))
-
-        return update
+    def paint(left: Axes, right: Axes, memory: int) -> None:
+        for (name, best), color in zip(again.items(), (figures.GREEN, figures.PINK), strict=True):
+            left.plot(memories, [*best.values()], "o-", color=color, markersize=4)
+            left.plot(memory, best[memory], "o", color=color, markersize=10)
+            y = 0.95 if color == figures.GREEN else 0.87
+            left.text(0.97, y, f"{name}: {best[memory]:g}", color=color, ha="right", va="top", transform=left.transAxes)
+        left.set(
+            xlabel="arrays in memory", ylabel="layers computed again", title=f"with {memory} arrays", ylim=(0, None)
+        )
+        steps = optimal_plan(chain, memory).steps(chain)
+        _painted(right, steps, len(steps))
+        right.set_xlabel("step of the best nested plan")
 
     def caption(memory: int) -> str:
         said = ", ".join(f"{name}: {best[memory]:g}" for name, best in again.items())
-        return f"{memory} arrays. Layers computed again: {said}. The plan is {optimal_plan(chain, memory)}"
+        return f"{memory} arrays. Layers computed again: {said}. At the right, the best nested plan."
 
-    widgets.explore(make, alt=caption, memory=widgets.slider("arrays", [*nested], 7))
+    widgets.explore_axes(paint, alt=caption, columns=2, memory=widgets.slider("arrays", memories, 5))
 
 
 def rows(
@@ -156,25 +143,14 @@ def rows(
 ) -> None:  # fmt: skip
     """Explore two quantities of each row, which follow a slider over the keys of `bars`."""
 
-    def make(fig: Figure) -> widgets.Update:
-        panels = figures.axes(fig, 2, sharey=True)
-        colors = figures.ORANGE, figures.BLUE
-        drawn = [
-            ax.barh(range(len(names)), [0] * len(names), color=color) for ax, color in zip(panels, colors, strict=True)
-        ]
-        for i, ax in enumerate(panels):
+    def paint(*panels: Axes, setting: float) -> None:
+        for i, (ax, color) in enumerate(zip(panels, (figures.ORANGE, figures.BLUE), strict=True)):
+            ax.barh(range(len(names)), bars[setting][i], color=color)
             ax.set(xlabel=quantities[i], xlim=(0, 1.05 * max(max(pair[i]) for pair in bars.values())))
             ax.grid(visible=False, axis="y")
-        panels[0].set_yticks(range(len(names)), names, fontsize=9)
-        panels[0].invert_yaxis()
-
-        def update(setting: float) -> list[Artist]:
-            for patches, values in zip(drawn, bars[setting], strict=True):
-                for patch, value in zip(patches, values, strict=True):
-                    patch.set_width(value)
-            return [patch for patches in drawn for patch in patches]
-
-        return update
+            ax.set_yticks(range(len(names)), [*names] if not i else [], fontsize=9)
+            ax.invert_yaxis()
+        panels[0].set_title(f"{label}: {setting:g}")
 
     setting = widgets.slider(label, [*bars], first)
-    widgets.explore(make, alt=alt, height=1.2 + 0.2 * len(names), setting=setting)
+    widgets.explore_axes(paint, alt=alt, columns=2, height=1.2 + 0.2 * len(names), setting=setting)

@@ -21,71 +21,52 @@ def _group(weights: Any, x: Any) -> Any:
     return x
 
 
-def _compiled(forget: Callable[[Any], Any]) -> int:
-    """Bytes that the compiled gradient of twelve layers takes, where each group of three is forgotten."""
-
-    def total(weights: Any, x: Any) -> Any:
-        group = forget(_group)
-        return functools.reduce(lambda x, at: group(weights[at : at + 3], x), range(0, 12, 3), x).sum()
-
-    sides = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 12, jax.ShapeDtypeStruct((512, 16), jnp.float32)
-    return recomputation.compiled_bytes(jax.grad(total), *sides)
-
-
-def _case(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A function and arguments for it, fresh ones for each number."""
-    draw = np.random.default_rng(number).normal
-    return _group, (list(draw(size=(4, 16, 16)).astype(np.float32)), draw(size=(8 + number, 16)).astype(np.float32))
-
-
 def tried(forget: Callable[[Any], Any]) -> Callable[[int], Any]:
-    """What forget(f) does, as a function of a case's number: value and gradients, flat, bytes kept, operations,
-    the bytes that a compiled chain takes whose groups are forgotten, and whether JAX's own checkpoint does it.
+    """What forget(f) does with a batch: value and gradients, flat, bytes kept, the bytes that twelve compiled layers
+    take whose groups are forgotten, and whether JAX's own checkpoint does it.
 
     Where it is not written yet, `...`. A check cannot trace what runs in another process; this runs where it is.
     """
 
-    def run(number: int) -> Any:
-        f, args = _case(number)
-        if (g := forget(f)) is ... or g(*args) is ...:
+    def run(batch: int) -> Any:
+        draw = np.random.default_rng(batch).normal
+        args = list(draw(size=(4, 16, 16)).astype(np.float32)), draw(size=(batch, 16)).astype(np.float32)
+        if (g := forget(_group)) is ... or g(*args) is ...:
             return ...
 
-        def total(*args: Any) -> Any:
-            return g(*args).sum()
+        def gradient(*args: Any) -> Any:
+            value, back = jax.vjp(g, *args)
+            return value, back(value)  # numbers that differ: who ignores d is found out
 
-        gradient = jax.value_and_grad(total, range(len(args)))
+        def total(weights: Any, x: Any) -> Any:
+            return functools.reduce(lambda x, at: g(weights[at : at + 3], x), range(0, len(weights), 3), x).sum()
+
         numbers = [np.ravel(part) for part in jax.tree.leaves(jax.jit(gradient)(*args))]
         theirs = re.search(r"\b(checkpoint|remat2?)\[", str(jax.make_jaxpr(gradient)(*args))) is not None
-        kept, work = program.kept_bytes(total, *args), program.flops(gradient, *args)
-        return np.concatenate(numbers), kept, work, _compiled(forget), theirs
+        sides = [jax.ShapeDtypeStruct((16, 16), jnp.float32)] * 12, jax.ShapeDtypeStruct((512, 16), jnp.float32)
+        taken = recomputation.compiled_bytes(jax.grad(total), *sides)
+        return np.concatenate(numbers), program.kept_bytes(lambda *args: g(*args).sum(), *args), taken, theirs
 
     return run
 
 
-@functools.cache
-def _remembering(number: int) -> tuple[np.ndarray, int, float, int, float, int]:
-    """What a case gives where nothing is forgotten, the operations of its function, and how many numbers it returns."""
-    f, args = _case(number)
-    return *tried(lambda f: f)(number)[:4], program.flops(f, *args), jax.eval_shape(f, *args).size
+_remembering = functools.cache(tried(lambda f: f))
 
 
 def _forget(answer: Any) -> str | None:
-    for number in (2, 3):
-        found, still, operations, taken, theirs = answer(number)
-        expected, kept, least, everything, forward, size = _remembering(number)
-        if theirs:
-            return "That is what jax.checkpoint does, and it does it for you. Write it with jax.custom_vjp."
-        if wrong := compare("Value and gradient together", found, expected, 1e-4):
-            return wrong
-        if still > kept / 10:
-            return f"The gradient is right, but {still:,} of the {kept:,} bytes between arguments and result are saved."
-        if operations - least > 1.3 * forward + 4 * size:  # some operations for each number that f returns may be more
-            return f"f runs {(operations - least) / forward + 1:.1f} times in one gradient; twice is enough."
-        if taken > 0.8 * everything:
-            return (
-                f"Right as written. But compiled, groups take {taken / everything:.0%} of the memory of saving all: "
-                "the second run was merged with the first. Must it wait for d?"
-            )
+    found, still, taken, theirs = answer(10)
+    expected, kept, everything, _ = _remembering(10)
+    if theirs:
+        return "That is what jax.checkpoint does, and it does it for you. Write it with jax.custom_vjp."
+    if wrong := compare("Value and gradient together", found, expected, 1e-4):
+        return wrong
+    if still > kept / 10:
+        return f"The gradient is right, but {still:,} of the {kept:,} bytes between arguments and result are saved."
+    if taken > 0.8 * everything:
+        return (
+            f"Right as written. But compiled, groups take {taken / everything:.0%} of the memory of saving all: "
+            "the second run was merged with the first. Must it wait for d?"
+        )
     return None
 
 
@@ -95,14 +76,13 @@ forget = Exercise(
     question="Write `forget(f)`, a checkpoint of your own. It returns a function that computes what `f` computes and "
     "has the same gradient, but saves only the arguments and runs `f` again in the backward pass. Use "
     "`jax.custom_vjp`: after `g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to "
-    "save. In the backward pass it calls `backward(saved, d)`, where `d` is the gradient of the result. This must "
-    "return a tuple with the gradient of each argument. Begin it with "
+    "save. In the backward pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` "
+    "returns a tuple: a gradient for each argument. It begins with "
     "`saved, d = jax.lax.optimization_barrier((saved, d))`; section 3 shows why.",
     hints=(
         "forward saves its own arguments: return f(*args), args.",
         "jax.vjp(f, *args) runs f and returns its result and a function from d to the gradients. When must it be "
         "called, so that nothing else is saved?",
-        "The barrier is the first line of backward: then f(*args) there is not what it was in forward.",
     ),
     code="""
 def forget(f):
@@ -118,7 +98,7 @@ def forget(f):
     return g
 """,
     wrong=_forget,
-    right="equal gradients, only the arguments saved, compiled, too, and f runs once more. That is a checkpoint.",
+    right="equal gradients, and only the arguments saved, compiled, too. That is a checkpoint.",
 )
 
 
@@ -157,26 +137,26 @@ def best_k(n):
 )
 
 
+def _nested(answer: Any) -> Any:
+    """The items of a plan, whose brackets may be lists, too."""
+    items = getattr(answer, "items", answer)
+    return tuple(map(_nested, items)) if isinstance(items, list | tuple) else items
+
+
 def _beat(answer: Any) -> str | None:
-    written = recomputation.Plan(nested(answer))
+    written = recomputation.Plan(_nested(answer))
     peak, again = written.peak(recomputation.Chain.uniform(12)), int(written.forwards().sum()) - 12
     if peak > 7 or again > 11:
         return f"It takes {peak:g} arrays and computes {again} layers again; 7 and 11 are allowed."
     return None
 
 
-def nested(answer: Any) -> Any:
-    """The items of a plan, whose brackets may be lists, too."""
-    items = getattr(answer, "items", answer)
-    return tuple(map(nested, items)) if isinstance(items, list | tuple) else items
-
-
 beat = Exercise(
     id="recomputation-beat",
     answer="my_plan",
     question="The plan `[[0 1 2] 3 4 5] [6 7 8] 9 10 11` needs 7 arrays and computes 12 layers again. Write a plan "
-    "that computes fewer again in the same 7 arrays. The best nested plan needs 9. Brackets are tuples: `[0 1] 2 [3]` "
-    "is `((0, 1), 2, (3,))`.",
+    "that computes fewer layers again in the same 7 arrays. The best nested plan computes 9. "
+    "Brackets are tuples: `[0 1] 2 [3]` is `((0, 1), 2, (3,))`.",
     hints=(
         "Look in the explorer of section 2 for steps below the peak: memory that nobody uses. Flat groups are enough.",
         "When the last group is done, its memory is free: the group before it may hold one array more, the first one "
