@@ -19,7 +19,6 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from dlscale import costs
 from dlscale.lab import checks
 from dlscale.lab import train as training
 from dlscale.lab.data import Dataset
@@ -46,16 +45,6 @@ class Wire(NamedTuple):
 
 
 IDEAL = Wire()
-
-
-def network(workers: int, size: float, latency: float, per_byte: float, shards: int = 1) -> Wire:
-    """The wire of a network where a message takes `latency` + bytes · `per_byte`, for weights of `size` bytes.
-
-    The server is split among `shards` machines; all workers together use Rabenseifner's all-reduce.
-    """
-    busy = 2 * checks.finite("size", size) * checks.finite("per_byte", per_byte) / checks.whole("shards", shards)
-    among_all = costs.formula("rabenseifner", workers, size, latency, per_byte)
-    return Wire(checks.finite("latency", latency), busy, among_all, latency + size * per_byte)
 
 
 class Timeline(NamedTuple):
@@ -98,8 +87,6 @@ def timeline(
     bound: int = 0,
     every: int = 1,
     push: int | None = None,
-    elasticity: float | None = None,
-    graph: str = "ring",
     wire: Wire = IDEAL,
 ) -> Timeline:
     """Simulate so many gradients of workers whose k-th one takes times[worker, k] seconds (again from 0 at the end).
@@ -108,15 +95,14 @@ def timeline(
     - "stale-synchronous": none is more than `bound` gradients ahead of the slowest; "asynchronous": none waits;
     - "Downpour": own weights, `every` so many gradients replaced by the server's (n_fetch); what they have gained goes
       there each `push` gradients (n_push, else as often);
-    - "elastic": `every` so many gradients, own weights and the server's are drawn to each other by the share
-      `elasticity` (0.9 / workers);
+    - "elastic": `every` so many gradients, own weights and the server's are drawn to each other by 0.9 / workers of
+      their difference;
     - "averaging": `every` so many gradients, all take the mean of all;
-    - "gossip": after each gradient, the mean with a neighbour, in turn, on a `graph`: "ring" or "exponential" (1, 2, 4,
-      … places ahead);
+    - "gossip": after each gradient, the mean with a neighbour, in turn 1, 2, 4, … places ahead;
     - "ensemble": never.
 
     A single worker exchanges nothing. Raises ValueError for a policy that would wait for ever: an infinite time is that
-    of a worker that is dead; for times below zero, a bound below zero, and an unknown graph.
+    of a worker that is dead; for times below zero, and a bound below zero.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
     times = _times(times)
@@ -129,7 +115,7 @@ def timeline(
         raise ValueError(f"{policy!r} exchanges after every gradient: leave out every={every}.")
     for name, seconds in zip(wire._fields, wire, strict=True):
         checks.finite(name, seconds)
-    mix = _Mixing(policy, workers, elasticity, graph)
+    mix = _Mixing(policy, workers)
 
     def may_start(worker: int) -> bool:
         if exchange == "all" and workers > 1:
@@ -182,13 +168,9 @@ def _times(times: np.ndarray) -> np.ndarray:
 class _Mixing:
     """The matrices that mix the slots: workers first, a server's weights, and what each worker has already pushed."""
 
-    def __init__(self, policy: str, workers: int, elasticity: float | None, graph: str) -> None:
+    def __init__(self, policy: str, workers: int) -> None:
         self.policy, self.workers = policy, workers
-        self.elasticity = checks.finite("elasticity", 0.9 / workers if elasticity is None else elasticity)
-        if self.elasticity * workers > 1:
-            raise ValueError(f"elasticity must be at most 1 / workers, not {elasticity}: the server would overshoot.")
         self.slots = 2 * workers + 1 if policy == "Downpour" else workers + 1
-        self.neighbours = neighbours(graph, workers) if policy == "gossip" else []
         self.numbers: dict[tuple, int] = {}
         self.matrices = [np.eye(self.slots)]
 
@@ -196,19 +178,16 @@ class _Mixing:
         """The number of the matrix after a worker's step."""
         if self.policy in SHARED or self.policy == "ensemble":
             return 0
-        key: tuple = (i, pushes, fetches)
-        if self.policy == "gossip":
-            j = self.neighbours[i][(step - 1) % len(self.neighbours[i])]
-            key = (min(i, j), max(i, j))
-        elif POLICIES[self.policy] == "all":
-            key = ()
+        j = (i + 2 ** ((step - 1) % (self.workers - 1).bit_length())) % self.workers
+        keys = {"gossip": (min(i, j), max(i, j)), "averaging": ()}
+        key = keys.get(self.policy, (i, pushes, fetches))
         if key not in self.numbers:
             self.numbers[key] = len(self.matrices)
             self.matrices.append(self.matrix(*key))
         return self.numbers[key]
 
     def matrix(self, *key: Any) -> np.ndarray:
-        new, old, centre, a = np.eye(self.slots), np.eye(self.slots), self.workers, self.elasticity
+        new, old, centre, a = np.eye(self.slots), np.eye(self.slots), self.workers, 0.9 / self.workers
         if self.policy == "averaging":
             new[:centre] = old[:centre].mean(0)
         elif self.policy == "gossip":
@@ -238,15 +217,6 @@ class _Mixing:
         else:
             parts[:centre] = 1 / self.workers
         return parts
-
-
-def neighbours(graph: str, workers: int) -> list[list[int]]:
-    """Whom each worker asks, in turn. Raises ValueError for unknown names."""
-    ahead = {
-        "ring": [1, workers - 1],
-        "exponential": [2**k for k in range((workers - 1).bit_length())],
-    }[checks.known("graph", graph, ("ring", "exponential"))]
-    return [[(i + d) % workers for d in dict.fromkeys(ahead) if d % workers] for i in range(workers)]
 
 
 # Replay

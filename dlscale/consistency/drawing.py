@@ -3,18 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
 
 from dlscale.consistency import Timeline
 from dlscale.lab.intervals import interval
-from dlscale.page import figures, widgets
+from dlscale.page import curves, figures, widgets
 
 SHADES = ScalarMappable(Normalize(0, 16), "cividis_r")
 UNSEEN = "missing gradients"
+AIM = 1.25  # of the training loss, with a staleness bound
 
 
 def _bars(ax: Axes, order: Timeline, span: float) -> None:
@@ -57,17 +56,12 @@ def opening(orders: Mapping[str, Timeline], span: float) -> None:
 def clocks(clock: Callable[..., Timeline], policies: Sequence[str], span: float) -> None:
     """Explore who computes when and who has seen what: clock(policy, workers, slowest, bound) is a timeline."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        fig.colorbar(SHADES, ax=ax, label=UNSEEN, ticks=[0, 4, 8, 12, 16], extend="max")
-
-        def update(policy: str, workers: int, slowest: float, bound: int) -> None:
-            ax.clear()
-            order = clock(policy, workers, slowest, bound)
-            _bars(ax, order, span)
-            ax.set_title(_counted(order, span), fontsize=11)
-
-        return update
+    def paint(ax: Axes, policy: str, workers: int, slowest: float, bound: int) -> None:
+        order = clock(policy, workers, slowest, bound)
+        _bars(ax, order, span)
+        ax.set_title(_counted(order, span))
+        if len(ax.figure.axes) == 1:
+            ax.figure.colorbar(SHADES, ax=ax, label=UNSEEN, ticks=[0, 4, 8, 12, 16], extend="max")
 
     def caption(policy: str, workers: int, slowest: float, bound: int) -> str:
         order = clock(policy, workers, slowest, bound)
@@ -78,8 +72,8 @@ def clocks(clock: Callable[..., Timeline], policies: Sequence[str], span: float)
             f"{_counted(order, span)}; on average {unseen.mean():.1f} gradients are missing."
         )
 
-    widgets.explore(
-        make, alt=caption, height=3.2, policy=widgets.menu("policy", policies, "stale-synchronous"),
+    widgets.explore_axes(
+        paint, alt=caption, height=3.2, policy=widgets.menu("policy", policies, "stale-synchronous"),
         workers=widgets.slider("workers", [2, 4, 8], 4),
         slowest=widgets.slider("last worker, times slower", [1, 2, 4], 4),
         bound=widgets.slider("bound (stale-synchronous)", [0, 1, 3, 8], 3),
@@ -91,33 +85,22 @@ def clocks(clock: Callable[..., Timeline], policies: Sequence[str], span: float)
 
 def descent(paths: Mapping[tuple[int, float], np.ndarray]) -> None:
     """Explore descent on a parabola with stale gradients: w after each step, by staleness and learning rate."""
-    steps = len(next(iter(paths.values())))
     ages, rates = (list(dict.fromkeys(values)) for values in zip(*paths, strict=True))
-
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        (fresh,) = ax.plot([], [], color=figures.GREY)
-        (line,) = ax.plot([], [], color=figures.RED)
-        ax.text(0.01, 0.97, "stale gradients", color=figures.RED, va="top", transform=ax.transAxes)
-        ax.text(0.01, 0.87, "fresh gradients", color=figures.GREY, va="top", transform=ax.transAxes)
-        ax.set(xlim=(0, steps - 1), ylim=(-3, 3), xlabel="step", ylabel="w (best: 0)")
-
-        def update(age: int, rate: float) -> list[Artist]:
-            fresh.set_data(range(steps), paths[0, rate])
-            line.set_data(range(steps), np.clip(paths[age, rate], -9, 9))
-            return [fresh, line]
-
-        return update
+    steps = np.arange(len(paths[0, rates[0]]))
 
     def caption(age: int, rate: float) -> str:
-        early, late = (np.abs(part).max() for part in np.array_split(paths[age, rate][steps // 5 :], 2))
+        early, late = (np.abs(part).max() for part in np.array_split(paths[age, rate][len(steps) // 5 :], 2))
         how = (
             "grows without end" if late > 1.05 * early else "shrinks" if late < 0.95 * early else "oscillates for ever"
         )
         return f"Staleness {age}, rate {rate:g}, their product {age * rate:.2f}: w {how}."
 
-    widgets.explore(
-        make, alt=caption, height=2.8,
+    curves.curves(
+        {"stale gradients": (figures.RED, "-"), "fresh gradients": (figures.GREY, "-")},
+        lambda age, rate: {
+            "stale gradients": (steps, np.clip(paths[age, rate], -9, 9)), "fresh gradients": (steps, paths[0, rate]),
+        },
+        caption, {"xlim": (0, steps[-1]), "ylim": (-3, 3), "xlabel": "step", "ylabel": "w (best: 0)"}, height=2.8,
         age=widgets.slider("staleness", ages, 8), rate=widgets.slider("learning rate", rates, 0.2),
     )  # fmt: skip
 
@@ -130,24 +113,16 @@ def smooth(losses: np.ndarray, window: int = 100) -> np.ndarray:
 
 def crowd_losses(runs: Mapping[tuple[int, float], tuple[np.ndarray, float]]) -> None:
     """Explore training with a crowd: the loss of each gradient and the test accuracy (%), by workers and rate."""
-    crowds, rates = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
-    x = np.arange(len(smooth(next(iter(runs.values()))[0]))) + 100
+    numbers, rates = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        lines = [ax.plot(x, x, color=color)[0] for color in (figures.GREY, figures.RED)]
-        names = [ax.text(0.99, 0.95 - 0.1 * k, "", color=line.get_color(), ha="right", va="top", transform=ax.transAxes)
-                 for k, line in enumerate(lines)]  # fmt: skip
-        ax.set(xlim=(0, x[-1]), ylim=(0.3, 3), xlabel="gradients in all", ylabel="training loss")
-
-        def update(workers: int, rate: float) -> list[Artist]:
-            for line, text, number in zip(lines, names, (1, workers), strict=True):
-                losses, accuracy = runs[number, rate]
-                line.set_ydata(np.minimum(smooth(losses), 2.99))
-                text.set_text(f"{number} worker{'s' * (number > 1)}: test accuracy {accuracy:.0f} %")
-            return [*lines, *names]
-
-        return update
+    def paint(ax: Axes, workers: int, rate: float) -> None:
+        for row, (number, color) in enumerate({1: figures.GREY, workers: figures.RED}.items()):
+            losses, accuracy = runs[number, rate]
+            ax.plot(np.arange(100, len(losses) + 1), smooth(losses), color=color)
+            text = f"{number} worker{'s' * (number > 1)}: test accuracy {accuracy:.0f} %"
+            ax.text(0.99, 0.95 - 0.1 * row, text, color=color, ha="right", va="top", transform=ax.transAxes)
+        labels = {"title": f"learning rate {rate:g}", "xlabel": "gradients in all", "ylabel": "training loss"}
+        ax.set(xlim=(0, len(losses)), ylim=(0.3, 3), **labels)
 
     def caption(workers: int, rate: float) -> str:
         return (
@@ -155,57 +130,58 @@ def crowd_losses(runs: Mapping[tuple[int, float], tuple[np.ndarray, float]]) -> 
             f"one worker {runs[1, rate][1]:.0f} %. Staleness times rate is {(workers - 1) * rate:.1f}."
         )
 
-    widgets.explore(
-        make, alt=caption, height=3.0, workers=widgets.slider("workers", crowds, crowds[-1]),
+    widgets.explore_axes(
+        paint, alt=caption, height=3.0, workers=widgets.slider("workers", numbers, numbers[-1]),
         rate=widgets.slider("learning rate", rates, rates[1]),
     )  # fmt: skip
 
 
 def bounds(runs: Mapping[tuple[str, int], tuple[Timeline, np.ndarray]], span: float, seconds: float) -> None:
-    """Explore the staleness bound: the timeline on the left, the loss over time on the right, by kind of workers."""
+    """Explore the staleness bound: the timeline on the left, the loss over time on the right, by kind of workers.
+
+    The largest bound stands for none.
+    """
     kinds, limits = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-
-        def update(kind: str, bound: int) -> None:
-            left.clear(), right.clear()
-            _bars(left, runs[kind, bound][0], span)
-            left.set_title(f"bound {bound}", color=figures.RED)
-            for limit, color in ((0, figures.GREY), (bound, figures.RED)):
-                order, losses = runs[kind, limit]
-                right.plot(np.maximum.accumulate(order.applied)[99:], smooth(losses), color=color)
-            right.text(0.98, 0.95, f"bound {bound}", color=figures.RED, ha="right", va="top", transform=right.transAxes)
-            right.text(0.98, 0.86, "bound 0", color=figures.GREY, ha="right", va="top", transform=right.transAxes)
-            right.set(xlim=(0, seconds), ylim=(0.9, 2.4), xlabel="seconds", ylabel="training loss")
-
-        return update
+    def paint(left: Axes, right: Axes, kind: str, bound: int) -> None:
+        _bars(left, runs[kind, bound][0], span)
+        left.set(title=f"{kind}, bound {bound}", xlabel="seconds (darker: more missing gradients)")
+        lines = {limits[0]: ("bound 0", figures.GREY), limits[-1]: ("no bound", figures.BLUE)}
+        for row, (limit, (label, color)) in enumerate((lines | {bound: (f"bound {bound}", figures.RED)}).items()):
+            order, losses = runs[kind, limit]
+            right.plot(np.maximum.accumulate(order.applied)[99:], smooth(losses), color=color)
+            right.text(0.98, 0.97 - 0.09 * row, label, color=color, ha="right", va="top", transform=right.transAxes)
+        right.axhline(AIM, color=figures.BLACK, linestyle=":", linewidth=1)
+        right.text(seconds, AIM, f"loss {AIM}", ha="right", va="bottom")
+        right.set(xlim=(0, seconds), ylim=(0.9, 2.4), xlabel="seconds", ylabel="training loss")
 
     def caption(kind: str, bound: int) -> str:
         order, losses = runs[kind, bound]
         return (
             f"Eight workers, {kind}, bound {bound}: {_counted(order, span)}; staleness {order.staleness.mean():.1f} on "
-            f"average. The loss is below 1.25 after {until(order, losses):.0f} s."
+            f"average. The loss is below {AIM} after {until(order, losses):.0f} s."
         )
 
-    widgets.explore(
-        make, alt=caption, kind=widgets.menu("workers", kinds, kinds[-1]), bound=widgets.slider("bound", limits, 4)
-    )
+    widgets.explore_axes(
+        paint, alt=caption, columns=2, kind=widgets.menu("workers", kinds, kinds[-1]),
+        bound=widgets.slider("bound", limits, 4),
+    )  # fmt: skip
 
 
-def until(order: Timeline, losses: np.ndarray, aim: float = 1.25) -> float:
-    """Seconds until the mean loss of a hundred gradients is below the aim; infinite if it never is."""
-    below = smooth(losses) < aim
+def until(order: Timeline, losses: np.ndarray) -> float:
+    """Seconds until the mean loss of a hundred gradients is below `AIM`; infinite if it never is."""
+    below = smooth(losses) < AIM
     return float(np.maximum.accumulate(order.applied)[99:][below.argmax()]) if below.any() else np.inf
 
 
 def crowds(numbers: Sequence[int], accuracies: Mapping[str, np.ndarray], xlabel: str) -> None:
     """Test accuracies (seeds, numbers) in per cent, by number of workers or the like: a band for each variant."""
     figure, ax = figures.new(height=3.0)
-    colors = (figures.BLUE, figures.RED, figures.GREEN)
-    at = range(len(numbers))
-    pairs = zip(accuracies.items(), colors, strict=False)
+    at, colors = range(len(numbers)), (figures.BLUE, figures.RED)
+    pairs = zip(accuracies.items(), colors, strict=True)
     lines = {name: figures.band(ax, at, samples, color, marker="o") for (name, samples), color in pairs}
+    ax.axhline(10, color=figures.GREY, linestyle=":", linewidth=1)
+    ax.text(0, 11, "chance", color=figures.GREY)
     figures.names(ax, lines, gap=4)
     ax.set_xticks(at, [*map(str, numbers)])
     ax.set(xlabel=xlabel, ylabel="test accuracy (%)", ylim=(0, 70))
@@ -220,34 +196,22 @@ def spectrum(results: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Explore the ways of agreeing: test accuracies (seeds,) in per cent by machine and arm, from always to never."""
     first, *_ = results
     arms = [*results[first]]
+    at = np.arange(len(arms))[::-1]
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        at = np.arange(len(arms))[::-1]
+    def paint(ax: Axes, machine: str) -> None:
+        mean, low, high = interval(np.array([results[machine][arm] for arm in arms]).T)
         ax.plot([results[first][arm].mean() for arm in arms], at, "o", color="#c4c4c4", markersize=7)
-        (dots,) = ax.plot(at, at, "o", color=figures.BLUE, markersize=7)
-        spans = ax.hlines(at, 0, 1, color=figures.BLUE, linewidth=2.5)
-        ax.set(xlim=(27, 65), ylim=(-0.7, len(arms) - 0.3), xlabel=f"test accuracy (%); grey: {first}")
-        ax.set_yticks(at, arms)
-        for place, text in ((at[0], "always agree"), (at[-1], "never")):
-            ax.text(64.5, place, text, ha="right", va="center", color=figures.GREY, style="italic")
-        title = ax.set_title(" ", fontsize=11)
-
-        def update(machine: str) -> list[Artist]:
-            found = [interval(results[machine][arm]) for arm in arms]
-            dots.set_xdata([one.mean for one in found])
-            spans.set_segments([[(one.low, y), (one.high, y)] for one, y in zip(found, at, strict=True)])
-            title.set_text(machine)
-            return [dots, spans, title]
-
-        return update
+        ax.plot(mean, at, "o", color=figures.BLUE, markersize=7)
+        ax.hlines(at, low, high, color=figures.BLUE, linewidth=2.5)
+        ax.set(xlim=(27, 62), title=machine, xlabel=f"test accuracy (%); grey: {first}", yticks=at, yticklabels=arms)
+        ax.set_ylabel("never  ←  agree  →  always")
 
     def caption(machine: str) -> str:
         means = {arm: results[machine][arm].mean() for arm in arms}
         most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
         return f"{machine}: from {means[least]:.0f} % ({least}) to {means[most]:.0f} % ({most})."
 
-    widgets.explore(make, alt=caption, height=3.6, machine=widgets.menu("machine", [*results], [*results][-1]))
+    widgets.explore_axes(paint, alt=caption, height=3.6, machine=widgets.menu("setting", [*results], [*results][-1]))
 
 
 # Section 4
@@ -274,29 +238,20 @@ def hyperedges(problems: Mapping[str, np.ndarray]) -> None:
 
 def exchange(times_of: Callable[..., Mapping[str, np.ndarray]], workers: np.ndarray) -> None:
     """Explore the time (s) of an exchange among `workers` by way, for a size (MB), shards and a latency (µs)."""
-    colors = (figures.GREY, figures.ORANGE, figures.PINK, figures.BLUE)
+    colors = {"one server": figures.GREY, "sharded server": figures.ORANGE, "hierarchical": figures.PINK}
+    styles = {name: (color, "o-") for name, color in (colors | {"all-reduce": figures.BLUE}).items()}
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(size: float, shards: int, latency: float) -> None:
-            ax.clear()
-            found = times_of(size, shards, latency)
-            for k, ((name, seconds), color) in enumerate(zip(found.items(), colors, strict=True)):
-                ax.plot(workers, 1e3 * seconds, "o-", markersize=4, color=color)
-                ax.text(0.02, 0.95 - 0.09 * k, name, color=color, va="top", transform=ax.transAxes)
-            ax.set(xscale="log", yscale="log", xlabel="workers", ylabel="time of an exchange (ms)")
-            ax.set_xticks(workers, [f"{number:,}" for number in workers])
-            ax.minorticks_off()
-
-        return update
+    def compute(**values: float) -> dict[str, curves.Line]:
+        return {name: (workers, 1e3 * seconds) for name, seconds in times_of(*values.values()).items()}
 
     def caption(size: float, shards: int, latency: float) -> str:
         said = (f"{name} {1e3 * seconds[5]:.3g} ms" for name, seconds in times_of(size, shards, latency).items())
         return f"{size:g} MB, {latency:g} µs, {workers[5]} workers: {', '.join(said)}."
 
-    widgets.explore(
-        make, alt=caption, height=3.3, size=widgets.slider("size (MB)", [0.01, 0.1, 1, 10, 100], 0.1),
+    axis = {"xscale": "log", "yscale": "log", "xlabel": "workers", "ylabel": "time of an exchange (ms)"}
+    curves.curves(
+        styles, compute, caption, axis | {"xticks": workers, "ylim": (1e-3, 1e4)}, height=3.3,
+        size=widgets.slider("size (MB)", [0.01, 0.1, 1, 10, 100], 0.1),
         shards=widgets.slider("shards", [4, 16, 64], 16), latency=widgets.slider("latency (µs)", [1, 10, 100], 10),
     )  # fmt: skip
 
@@ -305,35 +260,27 @@ def queue(order_of: Callable[[int, float], Timeline]) -> None:
     """Explore the queue at a server that is busy for so many seconds with each gradient."""
     colors = {"computes": figures.SKY, "waits in the queue": figures.RED, "is served": figures.ORANGE}
 
-    def rate(order: Timeline) -> float:
-        return len(order.worker) / order.applied[-1]
-
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(workers: int, busy: float) -> None:
-            ax.clear()
-            order = order_of(workers, busy)
-            for i in range(workers):
-                own = (order.worker == i) & (order.start < 10)
-                ends = [order.start[own], order.finish[own], order.applied[own] - busy, order.applied[own]]
-                for color, begin, end in zip(colors.values(), ends, ends[1:], strict=False):
-                    ax.broken_barh(np.column_stack([begin, end - begin]), (i + 0.6, 0.8), color=color, linewidth=0)
-            ax.set(xlim=(0, 10), ylim=(workers + 0.5, -0.9), xlabel="seconds (a gradient takes one)", ylabel="worker")
-            ax.set_yticks(range(1, workers + 1))
-            for k, (name, color) in enumerate(colors.items()):
-                ax.text(0.1 + 3.3 * k, -0.1, name, color=color, va="center")
-            ax.grid(visible=False)
-
-        return update
+    def paint(ax: Axes, workers: int, busy: float) -> None:
+        order = order_of(workers, busy)
+        for i in range(workers):
+            own = (order.worker == i) & (order.start < 10)
+            ends = [order.start[own], order.finish[own], order.applied[own] - busy, order.applied[own]]
+            for color, begin, end in zip(colors.values(), ends, ends[1:], strict=False):
+                ax.broken_barh(np.column_stack([begin, end - begin]), (i + 0.6, 0.8), color=color, linewidth=0)
+        ax.set(xlim=(0, 10), ylim=(workers + 0.5, -0.9), xlabel="seconds (a gradient takes one)", ylabel="worker")
+        ax.set_yticks(range(1, workers + 1))
+        for k, (name, color) in enumerate(colors.items()):
+            ax.text(0.1 + 3.3 * k, -0.1, name, color=color, va="center")
+        ax.grid(visible=False)
 
     def caption(workers: int, busy: float) -> str:
+        order = order_of(workers, busy)
         return (
-            f"{workers} workers, {busy:g} s of service: {rate(order_of(workers, busy)):.1f} gradients per second, "
-            f"{workers / (1 + busy):.1f} without a queue. The server can take {1 / busy:.3g}."
+            f"{workers} workers, {busy:g} s of service: {len(order.worker) / order.applied[-1]:.1f} gradients per "
+            f"second, {workers / (1 + busy):.1f} without a queue. The server can take {1 / busy:.3g}."
         )
 
-    widgets.explore(
-        make, alt=caption, height=3.2, workers=widgets.slider("workers", [2, 4, 8, 12], 8),
+    widgets.explore_axes(
+        paint, alt=caption, height=3.2, workers=widgets.slider("workers", [2, 4, 8, 12], 8),
         busy=widgets.slider("seconds of service", [0.02, 0.05, 0.1, 0.2, 0.4], 0.2),
     )  # fmt: skip

@@ -30,7 +30,6 @@ from dlscale.lab.models import Layer, Params
 
 Axis = str | None
 Tree = Any  # a pytree of arrays
-Loss = Callable[[Array, Array], Array]  # of a result and its labels: the mean over the examples
 
 # Collectives with the gradients that they need
 
@@ -101,14 +100,15 @@ def unchunked(flat: Array, like: Tree) -> Tree:
 
 
 def sharded(
-    layers: Sequence[Layer], loss: Loss, shapes: Sequence[Params], stage: int, axis_name: str
+    layers: Sequence[Layer], loss: Callable, shapes: Sequence[Params], stage: int, axis_name: str
 ) -> Callable[[list[Array], Array, Array], tuple[Array, list[Array]]]:
     """A function of a worker's chunk of each layer, its examples and labels: mean loss, and gradient of the chunks.
 
-    `shapes` are the layers' parameters, or their shapes. The optimizer's state belongs to the chunks (stage 1 of
-    Rajbhandari et al. 2020). Gradients are summed and scattered all at once, after the backward pass, in stage 1; layer
-    by layer, as soon as they are there, in stages 2 and 3. Parameters are gathered for the whole step in stages 1 and
-    2; in stage 3 those of one layer at a time, once in the forward pass and once more in the backward pass.
+    `loss(result, y)` is the mean over the examples, `shapes` are the layers' parameters, or their shapes. The
+    optimizer's state belongs to the chunks (stage 1 of Rajbhandari et al. 2020). Gradients are summed and scattered
+    all at once, after the backward pass, in stage 1; layer by layer, as soon as they are there, in stages 2 and 3.
+    Parameters are gathered for the whole step in stages 1 and 2; in stage 3 those of one layer at a time, once in the
+    forward pass and once more in the backward pass.
     Raises ValueError for another stage.
     """
     checks.whole("stage", stage, low=1, high=3)

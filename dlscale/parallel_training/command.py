@@ -181,11 +181,10 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
         own, losses = inside(jax.tree.map(lambda a: a[0], own), rows, x, y)
         return jax.tree.map(lambda a: a[None], own), losses
 
-    specs = (of_model, everywhere, everywhere, everywhere)
-    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=(of_model, everywhere), check_vma=False))
-    own = multihost_utils.host_local_array_to_global_array(
-        _local(parallel.split_within(params, what["model"]), mesh), mesh, of_model
-    )
+    specs = {"in_specs": (of_model, everywhere, everywhere, everywhere), "out_specs": (of_model, everywhere)}
+    run = jax.jit(jax.shard_map(body, mesh=mesh, **specs, check_vma=False))
+    local = _local(parallel.split_within(params, what["model"]), mesh)
+    own = multihost_utils.host_local_array_to_global_array(local, mesh, of_model)
     for step in range(first, what["steps"], what["every"]):
         own, losses = run(own, _rows(what, step, len(x)), x, y)
         params = _whole(own, mesh)

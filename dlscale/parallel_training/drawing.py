@@ -1,7 +1,7 @@
 """Figures and explorers of 09_parallel_training and its further notebook: a line in the notebook calls each."""
 
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
 from dlscale.page.curves import curves as curves
@@ -20,31 +20,24 @@ def pipe(kind: str, stages: int, times: int, backward: float) -> pipeline.Schedu
 def pipelines() -> None:
     """Explore who does what when in a pipeline."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        colors = {pipeline.FORWARD: figures.SKY, pipeline.BACKWARD: figures.ORANGE}
+    colors = {pipeline.FORWARD: figures.SKY, pipeline.BACKWARD: figures.ORANGE}
 
-        def update(kind: str, stages: int, times: int, backward: int) -> None:
-            ax.clear()
-            found = pipe(kind, stages, times, backward)
-            for task in found.tasks:
-                color = to_rgba(colors[task.what], 1 - 0.6 * task.chunk / found.chunks)
-                box = {"color": color, "edgecolor": "white", "linewidth": 0.4}
-                ax.barh(task.worker, task.end - task.start, 0.8, left=task.start, **box)
-                if len(found.tasks) <= 64:
-                    middle = (task.start + task.end) / 2
-                    ax.text(middle, task.worker, f"{task.microbatch + 1}", ha="center", va="center", fontsize=8)
-            for worker, count in enumerate(found.alive()):
-                ax.text(found.time * 1.01, worker, f"stores {count}", va="center", fontsize=9)
-            ax.text(0.02, 1.03, "forward", color=figures.BLUE, transform=ax.transAxes)
-            ax.text(0.14, 1.03, "backward", color=figures.RED, transform=ax.transAxes)
-            ax.set_title(f"bubble {100 * found.bubble:.0f} %")
-            ax.set_yticks(range(stages), [f"{worker + 1}" for worker in range(stages)])
-            ax.set(ylabel="worker", xlabel="time (forward passes of a stage)")
-            ax.set(ylim=(stages - 0.5, -0.5), xlim=(0, found.time * 1.13))
-            ax.grid(visible=False)
-
-        return update
+    def paint(ax: Axes, kind: str, stages: int, times: int, backward: int) -> None:
+        found = pipe(kind, stages, times, backward)
+        for task in found.tasks:
+            color = to_rgba(colors[task.what], 1 - 0.6 * task.chunk / found.chunks)
+            box = {"color": color, "edgecolor": "white", "linewidth": 0.4}
+            ax.barh(task.worker, task.end - task.start, 0.8, left=task.start, **box)
+            if len(found.tasks) <= 64:
+                at = (task.start + task.end) / 2, task.worker
+                ax.text(*at, f"{task.microbatch}", ha="center", va="center", fontsize=8)
+        for worker, count in enumerate(found.alive()):
+            ax.text(found.time * 1.01, worker, f"stores {count}", va="center", fontsize=9)
+        for place, (name, color) in enumerate(zip(("forward", "backward"), colors.values(), strict=True)):
+            ax.text(0.02 + 0.13 * place, 1.03, name, color=color, weight="bold", transform=ax.transAxes)
+        ax.set(ylabel="worker", xlabel="time (forward passes of a stage)", title=f"bubble {100 * found.bubble:.0f} %")
+        ax.set(ylim=(stages - 0.5, -0.5), xlim=(0, found.time * 1.13), yticks=range(stages))
+        ax.grid(visible=False)
 
     def caption(kind: str, stages: int, times: int, backward: int) -> str:
         found = pipe(kind, stages, times, backward)
@@ -55,8 +48,8 @@ def pipelines() -> None:
             f"the last {found.alive()[-1]}."
         )
 
-    widgets.explore(
-        make, alt=caption, height=3.2, kind=widgets.menu("schedule", [*KINDS], "1F1B"),
+    widgets.explore_axes(
+        paint, alt=caption, height=3.2, kind=widgets.menu("schedule", [*KINDS], "1F1B"),
         stages=widgets.slider("stages", [2, 3, 4, 6, 8], 4),
         times=widgets.slider("micro-batches per stage", [1, 2, 3, 4], 2),
         backward=widgets.slider("time of a backward pass", [1, 2, 3], 1),

@@ -1,8 +1,6 @@
 """The exercises of 09_parallel_training and its further notebook."""
 
-import functools
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,20 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dlscale import costs
 from dlscale.course.exercises import Exercise, compare
 from dlscale.lab import program
-from dlscale.parallel_training import planning
 
 
 def loss(params: Array, x: Array, y: Array) -> Array:
     """A small network of one flat array of 32 numbers, for the check: 4 inputs, 5 tanh units, one output."""
     w1, b1, w2, b2 = params[:20].reshape(4, 5), params[20:25], params[25:30], params[30]
     return ((jnp.tanh(x @ w1 + b1) @ w2 + b2 + params[31] - y) ** 2).mean()
-
-
-class _Unanswered(Exception):
-    """`...` is what a function returned in the middle of a trace."""
 
 
 class _Named(program.Reader):
@@ -48,15 +40,16 @@ def tried(f: Callable[..., Array]) -> Callable[..., Any]:
     """
 
     def run(chunks: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> Any:
+        missing = []
+
         def one(chunk: Array, x: Array, y: Array) -> Array:
-            if (result := f(loss, chunk, x, y, rate, "workers")) is ...:
-                raise _Unanswered
-            return result
+            result = f(loss, chunk, x, y, rate, "workers")
+            missing.append(result is ...)
+            return chunk if result is ... else result
 
         own = [jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (chunks, x, y)]
-        try:
-            found = program.schedule(one, len(chunks), *own)
-        except _Unanswered:
+        found = program.schedule(one, len(chunks), *own)
+        if any(missing):
             return ...
         named = _Named(len(chunks))
         program.follow(program.trace(one, len(chunks), *own), [0] * len(own), named)
@@ -110,11 +103,9 @@ def _parts(answer: Any) -> str | None:
         (16, 64, 256, 2, 4), (16, 64, 4096, 2, 4), (64, 1024, 2**20, 2, 2), (64, 4096, 16384, 2, 4),
         (8, 64, 8, 4, 4), (12, 48, 500, 2, 4), (12, 48, 500, 4, 2), (12, 48, 800, 2, 2),
     ):  # fmt: skip
-        sends = {
-            M: 24 * width**2 * gradient * (1 / M - 1 / workers) + 8 * tokens * width * activation * (M - 1) / workers
-            for M in range(1, workers + 1)
-            if workers % M == 0
-        }  # M parts of a layer
+        divisors = [M for M in range(1, workers + 1) if workers % M == 0]  # M parts of a layer
+        gradients, tokens_sent = 24 * width**2 * gradient, 8 * tokens * width * activation
+        sends = {M: gradients * (1 / M - 1 / workers) + tokens_sent * (M - 1) / workers for M in divisors}
         given = f"For {workers} workers, width {width}, {tokens:,} tokens, {activation} and {gradient} bytes a number,"
         found, least = answer(workers, width, tokens, activation, gradient), min(sends.values())
         if found not in sends:
@@ -207,104 +198,29 @@ def one_f_one_b(stages, micro_batches):
 )
 
 
-def lost(tau: float, save: float, between: float) -> float:
-    """Share of the time that is lost with a checkpoint every `tau` seconds (Daly 2006)."""
-    return 1 - tau / (between * math.expm1((tau + save) / between))
-
-
 def _interval(answer: Any) -> str | None:
-    for save, hours, workers in ((120, 10_000, 4096), (30, 1000, 64), (5, 10_000, 512), (600, 50_000, 1024)):
-        between, tau = hours * 3600 / workers, float(answer(save, hours, workers))
-        if not 0 < tau < 500 * between:
-            return f"{tau:.4g} s is no interval for {workers:,} workers of which one fails every {hours:,} h."
-        least = min(lost(t, save, between) for t in np.geomspace(save, 20 * between, 2000))
-        if (found := lost(tau, save, between)) > 1.02 * least:
-            return (
-                f"With {workers:,} workers, one failure of each every {hours:,} h and {save} s for a checkpoint, every "
-                f"{tau:,.0f} s loses {found:.2%} of the time; {least:.2%} can be reached."
-            )
+    for save, hours, share in ((120, 10_000, 0.1), (30, 1000, 0.05), (5, 50_000, 0.01), (600, 50_000, 0.2)):
+        given = f"With {save} s for a checkpoint, and {hours:,} h, the group that loses {share:.0%}"
+        if wrong := compare(given, answer(save, hours, share), hours * 3600 * share**2 / (2 * save), 0.02):
+            return wrong
     return None
 
 
 interval = Exercise(
     id="parallel_training-interval",
-    answer="seconds_between_checkpoints",
-    question="How often should this group save? Saving takes `save` seconds. *One* worker fails every `hours` hours "
-    "on average, and a failure of any worker stops all of them. The time lost may be at most 1.02 times the least "
-    "possible.",
-    hints=("How often does *any* of the workers fail, in seconds?", "Young's formula is near enough, Daly's, too."),
-    code="""
-def seconds_between_checkpoints(save, hours, workers):
-    between_failures = hours * 3600 / workers
-    return math.sqrt(2 * save * between_failures)
-""",
-    wrong=_interval,
-    right="four times as many workers must save twice as often.",
-)
-
-
-def exposed(sizes: list[int], ready: list[float], workers: int, latency: float, threshold: float) -> float:
-    """Seconds that a ring's all-reduces take after backpropagation has ended, in a model."""
-    seconds = lambda size: costs.formula("ring", workers, size, latency, 1 / costs.WIRE.bandwidth)  # noqa: E731
-    return planning.messages(sizes, ready, threshold, seconds)[-1][2] - ready[-1]
-
-
-@functools.cache
-def _cases() -> list[tuple[list[int], list[float], int, float, float]]:
-    """Networks that nobody has named: sizes and times of gradients, workers, latency, and the least exposed time.
-
-    The best thresholds lie from some KiB to hundreds of MiB. Exposed times are not smooth in the threshold: searches
-    from various beginnings end at 1.01 to 1.14 times the least time on average, eight thresholds by equal factors too.
-    """
-    rng, found, wires = np.random.default_rng(0), [], itertools.cycle((0.1, 1, 10))
-    for kind, workers, _ in itertools.product(("equal", "blocks"), (16, 64, 256), range(2)):
-        if kind == "equal":  # many small layers
-            sizes = [int(4 * rng.integers(2_000, 60_000)) for _ in range(rng.integers(100, 300))]
-            ready = np.cumsum(np.full(len(sizes), rng.uniform(2e-4, 6e-4))).tolist()
-        else:  # of a transformer: two large gradients each, and vectors between them
-            width, blocks = int(rng.choice([512, 768, 1024])), int(rng.integers(12, 36))
-            sizes = [4 * n for n in (8 * width**2, *[width] * 4, 4 * width**2, *[width] * 3)] * blocks
-            ready = np.cumsum([(2e-10 * size + 1e-6) * rng.uniform(1, 3) for size in sizes]).tolist()
-        latency = costs.WIRE.latency * next(wires)
-        least = min(exposed(sizes, ready, workers, latency, 2.0**k) for k in np.arange(10, 30, 0.25))
-        found.append((sizes, ready, workers, latency, least))
-    return found
-
-
-def _threshold(answer: Any) -> str | None:
-    ratios = []
-    float(answer([]))  # what is not written yet need not wait for the cases
-    for *case, least in _cases():
-        tried: list[tuple[float, float]] = []
-        for _ in range(8):
-            size = float(answer(list(tried)))
-            tried.append((size, exposed(*case, size)))
-        ratios.append(min(seconds for _, seconds in tried) / least)
-    mean = float(np.mean(ratios))
-    told = f"After eight tries the exposed time is {mean:.3f} times the least on average, {max(ratios):.2f} at worst"
-    return None if mean <= 1.15 else f"{told}; 1.15 on average is asked for."
-
-
-threshold = Exercise(
-    id="parallel_training-threshold",
-    answer="next_threshold",
-    question="Write a search for the best threshold. `tried` lists the pairs (threshold in bytes, exposed seconds) "
-    "that you have tried on a network; it starts empty. Return the next threshold to try. There are twelve cases, "
-    "each with its own network, number of workers and latency, all unknown to you, and all with a ring. You have "
-    "eight tries on each. On average the best of the eight may expose at most 1.15 times the least time.",
+    answer="largest_group",
+    question="How large may a group be? Saving takes `save` seconds. *One* worker fails every `hours` hours on "
+    "average, and a failure of any worker stops all of them. All save at Young's interval. With how many workers do "
+    "they lose the share `lost` of their time? Use the sum that Young minimises.",
     hints=(
-        "Take the first tries far apart: thresholds matter by factors, from some KiB to many MiB.",
-        "`min(tried, key=lambda pair: pair[1])` is the best so far. Where would you look next?",
+        "Put Young's interval into the sum: what share of the time is lost at the best interval?",
+        "It is √(2 C / M). How long may M be, and how many workers make a failure come so often?",
     ),
     code="""
-def next_threshold(tried):
-    if len(tried) < 3:
-        return [2.0**12, 2.0**20, 2.0**28][len(tried)]
-    best, _ = min(tried, key=lambda pair: pair[1])
-    below = max([size for size, _ in tried if size < best], default=best)
-    above = min([size for size, _ in tried if size > best], default=best)
-    return math.sqrt(best * (below if best / below > above / best else above))  # the middle of the wider gap
+def largest_group(save, hours, lost):
+    between_failures = 2 * save / lost**2
+    return hours * 3600 / between_failures
 """,
-    wrong=_threshold,
-    right="libraries (Horovod's autotuner) search in the same way, by measuring steps of the training itself.",
+    wrong=_interval,
+    right="four times as many workers lose twice the share: it grows like the square root of their number.",
 )

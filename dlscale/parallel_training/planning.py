@@ -69,9 +69,6 @@ NETWORKS = {"AlexNet": alexnet, "VGG-16": vgg16, "ResNet-50": resnet50}
 # Which layer is split how
 
 
-DATA, MODEL, ROWS = "data", "model", "rows"
-
-
 def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: int, first: bool = False) -> float:
     """Bytes that each worker sends in a step for a layer, and for what comes in; `batch` examples in all.
 
@@ -81,14 +78,14 @@ def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: in
     next layer wants it, and its gradient gathered. Where the layouts do not meet, there is an all-to-all both ways.
     """
     ways, numbers = 1 if first else 2, batch * layer.inputs  # nobody asks for the gradient of the images
-    sent = {DATA: 2 * layer.parameters, MODEL: ways * numbers, ROWS: 2 * batch * layer.outputs}[way]
-    moved = ways * numbers / workers if (before, way) in ((MODEL, DATA), (DATA, ROWS)) else 0.0
+    sent = {"data": 2 * layer.parameters, "model": ways * numbers, "rows": 2 * batch * layer.outputs}[way]
+    moved = ways * numbers / workers if (before, way) in (("model", "data"), ("data", "rows")) else 0.0
     return (workers - 1) / workers * (sent + moved) * NUMBER
 
 
 def split_bytes(layers: Sequence[LayerSize], ways: Sequence[str], workers: int, batch: int) -> float:
     """Bytes that each worker sends in a step, by how each layer is split: what comes in is split by data."""
-    steps = enumerate(zip(layers, [DATA, *ways], ways, strict=False))
+    steps = enumerate(zip(layers, ["data", *ways], ways, strict=False))
     return sum(layer_bytes(layer, before, way, workers, batch, i == 0) for i, (layer, before, way) in steps)
 
 
