@@ -11,8 +11,6 @@ import optax
 import pytest
 from cells import Cells
 from conftest import suggested_by
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dlscale import loss_landscapes as room
@@ -23,7 +21,6 @@ from dlscale.loss_landscapes import exercises, experiment
 KEY = jax.random.key(0)
 NET = models.mlp((4, 6, 5, 3))
 SMOOTH = models.mlp((4, 6, 5, 3), activation="tanh")
-seeds = st.integers(0, 2**31 - 1)
 
 
 def cross_entropy(model: models.Model):
@@ -58,9 +55,6 @@ def quadratic(w, curvatures):
     return (curvatures * w["w"] ** 2).sum() / 2
 
 
-# Directions
-
-
 def filter_norms(tree):
     return [np.linalg.norm(np.reshape(w, (-1, w.shape[-1])), axis=0) for w in jax.tree.leaves(tree) if w.ndim > 1]
 
@@ -71,26 +65,16 @@ def test_filters_of_the_direction_have_the_norms_of_the_parameters(model):
     direction = room.random_direction(KEY, params)
     for ours, theirs in zip(filter_norms(direction), filter_norms(params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    flat = [d for d in jax.tree.leaves(direction) if d.ndim < 2]
-    assert flat and not any(np.any(d) for d in flat)
+    assert not any(np.any(d) for d in jax.tree.leaves(direction) if d.ndim < 2)
+    assert np.any(room.random_direction(KEY, {"w": np.float32([[1, 0]] * 3)})["w"], axis=0).tolist() == [True, False]
 
 
-def test_a_direction_as_drawn_is_standard_normal_in_every_parameter():
-    params = {"w": np.zeros((300, 300), np.float32), "b": np.zeros(10_000, np.float32)}
-    for d in jax.tree.leaves(jax.device_get(room.random_direction(KEY, params, None))):
-        assert max(abs(d.mean()), abs(d.std() - 1)) < 0.03
-
-
-def test_directions_differ_by_key_and_array_and_repeat_for_the_same_key():
-    params = {"a": np.ones((5, 5), np.float32), "b": np.ones((5, 5), np.float32)}
-    one, again, other = (jax.device_get(room.random_direction(jax.random.key(i), params)) for i in (1, 1, 2))
+def test_an_unnormalised_direction_is_standard_normal_and_depends_on_key_and_array():
+    params = dict.fromkeys("ab", np.zeros((100, 100), np.float32))
+    one, again, other = (jax.device_get(room.random_direction(jax.random.key(i), params, None)) for i in (1, 1, 2))
+    assert max(abs(one["a"].mean()), abs(one["a"].std() - 1)) < 0.03
     assert (one["a"] == again["a"]).all()
     assert not np.allclose(one["a"], one["b"]) and not np.allclose(one["a"], other["a"])
-
-
-def test_a_zero_filter_gets_a_zero_direction():
-    params = {"w": np.float32([[1, 0]] * 3)}
-    assert np.any(room.random_direction(KEY, params)["w"], axis=0).tolist() == [True, False]
 
 
 def rescale(params, factor):
@@ -99,24 +83,18 @@ def rescale(params, factor):
     return params | {"dense1": {"w": w, "b": b}, "dense2": params["dense2"] | {"w": params["dense2"]["w"] / factor}}
 
 
-@given(seeds, st.floats(-3, 3))
-@settings(deadline=None, max_examples=15)
-def test_a_filter_normalised_slice_does_not_change_when_a_relu_layer_is_rescaled(seed, log2_factor):
-    key, data = jax.random.key(seed), examples(seed=seed)
+@pytest.mark.parametrize("factor", [0.2, 8.0])
+def test_rescaling_a_relu_layer_changes_an_unnormalised_slice_only(factor):
     distances = np.linspace(-1, 1, 9)
-    params = weights(NET, seed)  # biases too
-    both = params, rescale(params, 2**log2_factor)
-    curves = [room.line(LOSS, p, room.random_direction(key, p), distances, data) for p in both]
-    np.testing.assert_allclose(*curves, rtol=2e-4, atol=1e-5)
-
-
-def test_an_unnormalised_slice_does_change_when_a_relu_layer_is_rescaled():
-    direction, distances = room.random_direction(KEY, PARAMS, None), np.linspace(-1, 1, 9)
-    curves = [room.line(LOSS, p, direction, distances, DATA) for p in (PARAMS, rescale(PARAMS, 8.0))]
-    assert np.abs(curves[0] - curves[1]).max() > 0.1
-
-
-# Slices
+    for normalize in ("filter", None):
+        one, other = (
+            room.line(LOSS, p, room.random_direction(KEY, p, normalize), distances, DATA)
+            for p in (PARAMS, rescale(PARAMS, factor))
+        )
+        if normalize:
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
+        else:
+            assert np.abs(one - other).max() > 0.1
 
 
 def test_line_and_plane_are_the_loss_at_the_points():
@@ -140,36 +118,19 @@ def test_any_number_of_points_is_shared_out_among_the_cores(count, monkeypatch):
     np.testing.assert_allclose(ours, (1 + distances) ** 2 + 8, rtol=1e-6)
 
 
-def test_far_points_may_be_infinite():
-    values = room.line(lambda p: jnp.exp(p["w"]).sum(), {"w": jnp.zeros(2)}, {"w": jnp.ones(2)}, [0, 1000])
-    assert values.tolist() == [2.0, np.inf]
-
-
-# The plane of a path
-
-
 def test_pca_plane_finds_the_plane_of_a_path_that_lies_in_one():
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(12, 2)))[0]
     coordinates = np.cumsum(rng.normal(size=(30, 2)) * (3, 1), axis=0)
     points = rng.normal(size=12) + coordinates @ basis.T
     found = room.pca_plane({"a": jnp.asarray(points[:, :8].reshape(30, 2, 4)), "b": jnp.asarray(points[:, 8:])})
-    assert found.explained.sum() == pytest.approx(1, abs=1e-6) and found.explained[0] >= found.explained[1]
+    squares = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
+    np.testing.assert_allclose(found.explained, squares[:2] / squares.sum(), rtol=1e-4)
     np.testing.assert_allclose(found.path[-1], 0, atol=1e-5)
     assert (found.path[0] >= 0).all()
     axes = np.stack([ravel_pytree(tree)[0] for tree in (found.x, found.y)])
     np.testing.assert_allclose(ravel_pytree(found.origin)[0] + found.path @ axes, points, atol=1e-4)
     np.testing.assert_allclose(axes @ axes.T, np.eye(2), atol=1e-5)
-
-
-def test_explained_variance_is_that_of_a_singular_value_decomposition():
-    points = np.random.default_rng(1).normal(size=(10, 6)) * np.array([5, 3, 2, 1, 1, 1])
-    squares = np.linalg.svd(points - points.mean(0), compute_uv=False) ** 2
-    found = room.pca_plane({"w": points.astype(np.float32)})
-    np.testing.assert_allclose(found.explained, squares[:2] / squares.sum(), rtol=1e-5)
-
-
-# The Hessian
 
 
 @pytest.mark.parametrize("loss", [LOSS, SMOOTH_LOSS], ids=["relu", "tanh"])
@@ -180,39 +141,14 @@ def test_eigenvalues_are_those_of_the_explicit_hessian(loss):
         np.testing.assert_allclose(ours, expected[:k], rtol=1e-3, atol=1e-3 * expected[0])
 
 
-def curvatures(count):
-    return st.lists(st.floats(-10, 10, width=32), min_size=count, max_size=count, unique=True)
+START = [2.75, 0.0, 4.0, 5.0, 0.5, 0.75, -1.0, 3.0, 1.0, 2.0, 1.5]  # the start is nearly orthogonal to that of 3
 
 
-@given(st.sampled_from([1, 11, 40]).flatmap(curvatures), seeds)  # each length is compiled once
-@example([2.75, 0.0, 4.0, 5.0, 0.5, 0.75, -1.0, 3.0, 1.0, 2.0, 1.5], 370)  # the start is nearly orthogonal to that of 3
-@settings(deadline=None, max_examples=25)
-def test_eigenvalues_of_a_quadratic_are_its_curvatures(curvatures, seed):
-    params = {"w": np.ones(len(curvatures), np.float32)}
-    k = max(1, len(curvatures) // 3)
-    ours = room.hessian_eigenvalues(quadratic, params, k, jax.random.key(seed), (np.float32(curvatures),))
-    np.testing.assert_allclose(ours, sorted(curvatures)[::-1][:k], atol=2e-3 * np.abs(curvatures).max() + 1e-6)
-
-
-@pytest.mark.parametrize("curvatures", [[3.0] * 2 + [1.0] * 5 + [0.0] * 4, [0.0] * 11])
-def test_a_spectrum_of_few_distinct_values_is_gone_through_to_its_end(curvatures):
-    ours = room.hessian_eigenvalues(quadratic, {"w": np.ones(11, np.float32)}, 11, KEY, (np.float32(curvatures),))
-    np.testing.assert_allclose(ours, curvatures, atol=1e-4)
-
-
-def test_all_that_asks_the_hessian_shares_a_program():
-    traced = []
-
-    def fresh(params, x):
-        traced.append(x)
-        return quadratic(params, x)
-
-    params, data = {"w": np.ones(30, np.float32)}, (np.arange(30, dtype=np.float32),)
-    room.hessian_eigenvalues(fresh, params, 1, KEY, data)
-    before = len(traced)
-    room.hessian_eigenvalues(fresh, {"w": params["w"] + 1}, 2, KEY, data)
-    room.spectral_density(fresh, params, KEY, data, probes=2, iterations=20)
-    assert len(traced) == before
+@pytest.mark.parametrize("curvatures", [[3.0] * 2 + [1.0] * 5 + [0.0] * 4, [0.0] * 11, START])
+def test_a_spectrum_is_gone_through_to_its_end(curvatures):
+    key = jax.random.key(370)
+    ours = room.hessian_eigenvalues(quadratic, {"w": np.ones(11, np.float32)}, 11, key, (np.float32(curvatures),))
+    np.testing.assert_allclose(ours, sorted(curvatures)[::-1], atol=1e-3)
 
 
 def test_the_spectral_density_has_the_moments_of_the_spectrum():
@@ -234,8 +170,6 @@ def test_probes_that_are_more_than_the_space_are_cut():
     np.testing.assert_allclose(np.sort(found.nodes), [[1, 3]] * 5, rtol=1e-5)
 
 
-# What cannot work
-
 SMALL = {"w": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
 
 
@@ -256,16 +190,13 @@ REFUSED = [
     (lambda: room.line(total, SMALL, {"w": np.ones(3)}, [0, 1]), r"another structure than the parameters: at \['b'\]"),
     (lambda: room.line(total, SMALL, NARROW, [0, 1]), r"another structure than the parameters: at \['b'\]"),
     (lambda: room.line(total, SMALL, EXTRA, [0, 1]), r"another structure than the parameters: at \['c'\]"),
-    (lambda: plane_along(NARROW), "another structure"),
     (lambda: plane_along(jax.tree.map(lambda w: -2 * w, SMALL)), "parallel"),
-    (lambda: plane_along(jax.tree.map(lambda w: 1e-3 * w, SMALL)), "parallel"),
     (lambda: plane_along(jax.tree.map(np.zeros_like, SMALL)), "direction is zero"),
-    *((lambda k=k: room.hessian_eigenvalues(total, SMALL, k, KEY), "There are 7 parameters") for k in (0, 8, 1.5)),
+    *((lambda k=k: room.hessian_eigenvalues(total, SMALL, k, KEY), "There are 7 parameters") for k in (0, 8)),
     *((lambda w=w: room.random_direction(KEY, w), "arrays of floats") for w in ({}, {"w": 1.0}, {"w": jnp.arange(3)})),
     (lambda: room.random_direction(KEY, SMALL, "filters"), "Did you mean 'filter'"),
     (lambda: path(w=np.ones((2, 3))), "three points or more"),
     (lambda: path(w=np.ones((4, 3)), b=np.ones((5, 3))), "three points or more"),
-    (lambda: path(w=np.ones((4, 3))), "lies on a line"),
     (lambda: path(w=np.outer(np.arange(4), np.ones(3))), "lies on a line"),
     (lambda: path(w=np.full((4, 3), np.nan)), "not finite"),
     (lambda: room.spectral_density(total, SMALL, KEY, probes=0), "probes"),
@@ -279,32 +210,23 @@ def test_what_cannot_work_is_refused(call, message):
         call()
 
 
-CALLS = {
-    "line": lambda loss: room.line(loss, SMALL, SMALL, [0.0, 1.0]),
-    "plane": lambda loss: room.plane(loss, SMALL, SMALL, SMALL | {"w": np.zeros(3, np.float32)}, [0, 1], [0, 1]),
-    "eigenvalues": lambda loss: room.hessian_eigenvalues(loss, SMALL, 1, KEY),
-    "density": lambda loss: room.spectral_density(loss, SMALL, KEY),
-}
-
-
-ONE = r"such as a mean|scalar-output functions"
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda loss: room.line(loss, SMALL, SMALL, [0.0, 1.0]),
+        lambda loss: room.hessian_eigenvalues(loss, SMALL, 1, KEY),
+    ],
+)
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda params: params["w"] ** 2, ONE),
-        (lambda params: (total(params), 0.0), ONE),
+        (lambda params: params["w"] ** 2, r"such as a mean|scalar-output functions"),
         (lambda params: total(params) + jnp.log(-params["w"].sum()), "loss is not finite at these parameters"),
     ],
 )
 def test_a_loss_must_be_one_finite_number(call, loss, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(loss)
-
-
-# The recorded nets
 
 
 @pytest.mark.parametrize("variant", experiment.VARIANTS)
@@ -362,70 +284,47 @@ def test_decay_shortens_and_a_longest_gradient_shortens_steps():
     assert np.linalg.norm(moved(longest=0.01)) == pytest.approx(0.01, rel=1e-3)
 
 
-# The exercises that a reader writes: the naive answers are refused, other right ones are not
+def changed(exercise, old, new):
+    """The reference solution with this part of its code replaced."""
+    assert old in exercise.code
+    names = {"np": np, "jnp": jnp}
+    exec(exercise.code.replace(old, new), names)
+    return names[exercise.answer]
 
 
-def filter_normalised(params, gaussian, axes=lambda w: tuple(range(w.ndim - 1)), still=2):
-    def direction(w, d):
-        return d * np.sqrt((w**2).sum(axes(w)) / (d**2).sum(axes(w))) if w.ndim >= still else 0 * w
-
-    return {name: jnp.asarray(direction(w, gaussian[name])) for name, w in params.items()}
-
-
-def power_iteration(times, v, steps, value=lambda v, image: v @ image):
-    for _ in range(steps):
-        v = np.asarray(v) / np.linalg.norm(v)
-        image = times(v)
-        v, found = image, value(v, image)
-    return found
-
-
-def fair_pairs(nets, same=("rate", "decay", "seed"), limit=0.02, gap=lambda a, b: abs(a - b) / max(a, b)):
-    return [
-        (i, j)
-        for i, a in enumerate(nets)
-        for j, b in enumerate(nets[:i])
-        if all(a[name] == b[name] for name in same) and a["batch"] != b["batch"] and gap(a["loss"], b["loss"]) < limit
-    ]
-
-
-ANSWERS = {  # of each exercise: answers, and whether they are right
+GAP = 'abs(one["loss"] / other["loss"] - 1)'
+ANSWERS = {  # of each exercise: answers or changes of the solution, and whether they are right
     "direction": [
-        (filter_normalised, True),
-        (functools.partial(filter_normalised, axes=lambda w: None), False),  # one size for a whole layer
-        (functools.partial(filter_normalised, axes=lambda w: 0), False),  # right for dense layers only
-        (functools.partial(filter_normalised, still=1, axes=lambda w: 0), False),  # biases move
-        (lambda params, gaussian: gaussian, False),
+        (("return direction", "return {name: jnp.asarray(d) for name, d in direction.items()}"), True),
+        (("tuple(range(w.ndim - 1))", "None"), False),  # one size for a whole layer
+        (("tuple(range(w.ndim - 1))", "0"), False),  # right for dense layers only
+        (("if w.ndim > 1 else np.zeros_like(w)", ""), False),  # biases move
     ],
     "power": [
-        (lambda times, v, steps: jnp.asarray(power_iteration(times, v, steps)), True),
-        (lambda times, v, steps: power_iteration(times, v, steps + 1), True),  # the value of the last vector
-        (lambda times, v, steps: power_iteration(times, v, steps, lambda v, image: image[0] / v[0]), True),
-        (lambda times, v, steps: power_iteration(times, v, steps, lambda v, image: np.linalg.norm(image)), False),
-        (lambda times, v, steps: power_iteration(times, v, 3), False),
-        (lambda times, v, steps: power_iteration(times, v, 300), False),
+        (("range(steps)", "range(steps + 1)"), True),  # the value of the last vector
+        (("v @ new", "new[0] / v[0]"), True),
+        (("v @ new", "np.linalg.norm(new)"), False),
+        (("range(steps)", "range(3)"), False),
+        (("range(steps)", "range(300)"), False),
     ],
+    "sharp": [(10, True), (-0.1, True), (99**0.5, False), (100, False), (0, False)],
     "disguise": [
         (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2 / 2), True),
+        (lambda W1, b1, W2, b2: (W1, b1, 0.4 * W2, 0.4 * b2), True),
         (lambda W1, b1, W2, b2: (0.45 * W1, 0.45 * b1, W2, 0.45 * b2), True),
-        (lambda W1, b1, W2, b2: (W1, b1, 0.45 * W2, 0.45 * b2 + 5), True),
         (lambda W1, b1, W2, b2: (8 * W1, 8 * b1, W2 / 8, b2), False),
         (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2), False),
         (lambda W1, b1, W2, b2: (W1, b1, 1e-6 * W2, 1e-6 * b2), False),  # a plateau
     ],
     "fair": [
-        (lambda nets: {tuple(reversed(pair)) for pair in fair_pairs(nets)}, True),
-        (lambda nets: (np.array(pair) for pair in fair_pairs(nets)), True),
-        (lambda nets: [(i + 0.4, j) for i, j in fair_pairs(nets)], False),
-        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b) / min(a, b)), True),
-        (functools.partial(fair_pairs, gap=lambda a, b: abs(np.log(a / b))), True),
-        (functools.partial(fair_pairs, same=("rate", "seed")), False),
-        (functools.partial(fair_pairs, same=("rate", "decay")), False),
-        (functools.partial(fair_pairs, gap=lambda a, b: 0 if np.isnan(a - b) else abs(a - b) / b), False),
-        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b)), False),
-        (functools.partial(fair_pairs, gap=lambda a, b: abs(a - b), limit=0.002), False),
-        *((functools.partial(fair_pairs, limit=limit), False) for limit in (0.005, 0.2, 0.35, 1.0)),
-        (functools.partial(fair_pairs, gap=lambda a, b: abs(round(a, 2) - round(b, 2)), limit=1e-6), False),
+        ((GAP, 'abs(np.log(one["loss"] / other["loss"]))'), True),
+        (("for i in range(j)", "for i in range(j + 1)"), True),
+        (('("rate", "decay", "seed")', '("rate", "seed")'), False),
+        (('("rate", "decay", "seed")', '("rate", "decay")'), False),
+        ((f"{GAP} < 0.02", f"not {GAP} >= 0.02"), False),  # a failed run is fair
+        ((GAP, 'abs(one["loss"] - other["loss"])'), False),
+        ((f"{GAP} < 0.02", 'round(one["loss"], 2) == round(other["loss"], 2)'), False),
+        *((("< 0.02", f"< {limit}"), False) for limit in (0.005, 0.2, 1.0)),
         (lambda nets: [], False),
     ],
 }
@@ -435,11 +334,10 @@ ANSWERS = {  # of each exercise: answers, and whether they are right
     ("name", "answer", "right"), [(name, *pair) for name, answers in ANSWERS.items() for pair in answers]
 )
 def test_answers(name, answer, right):
-    judged, line = getattr(exercises, name).judge(answer)
+    exercise = getattr(exercises, name)
+    judged, line = exercise.judge(changed(exercise, *answer) if isinstance(answer, tuple) else answer)
     assert judged is right, line
 
-
-# What the notebooks suggest
 
 LESSON = "02_loss_landscapes"
 

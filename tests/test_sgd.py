@@ -13,28 +13,23 @@ from conftest import suggested_by
 from dlscale import sgd
 from dlscale.sgd import exercises
 
-# The race
-
 
 def test_each_method_walks_as_it_does_alone():
     found, loss = sgd.race("Beale's valley", np.array([0.01, 0.1]), (1.0, 1.5)), sgd.LANDSCAPES["Beale's valley"].loss
-    assert list(found) == list(sgd.METHODS)
     for name, (weights, losses) in found.items():
-        assert weights.shape == (2, 201, 2) and losses.shape == (2, 201)
         optimizer, w = sgd.METHODS[name](0.01), jnp.array([1.0, 1.5])
         state = optimizer.init(w)
-        for t in range(5):
+        for t in range(3):
             np.testing.assert_allclose(weights[0, t], w, rtol=1e-4, err_msg=name)
             np.testing.assert_allclose(losses[0, t], loss(w), rtol=1e-4)
             updates, state = optimizer.update(jax.grad(loss)(w), state, w)
             w = optax.apply_updates(w, updates)
 
 
-@pytest.mark.parametrize("name", ["ravine", "saddle"])
-def test_rotation_turns_the_paths_of_plain_methods_only(name):
+def test_rotation_turns_the_paths_of_plain_methods_only():
     rotation = np.array([[1, 1], [-1, 1]]) / 2**0.5
-    start = tuple(np.array(sgd.LANDSCAPES[name].start) @ rotation)
-    plain, rotated = sgd.race(name, np.array([0.1])), sgd.race(f"rotated {name}", np.array([0.1]), start)
+    start, rate = tuple(np.array(sgd.LANDSCAPES["ravine"].start) @ rotation), np.array([0.1, 0.1])
+    plain, rotated = sgd.race("ravine", rate), sgd.race("rotated ravine", rate, start)
     off = {method: np.abs(rotated[method][0] - plain[method][0] @ rotation)[:, :20].max() for method in sgd.METHODS}
     assert max(off[method] for method in ("SGD", "momentum", "Nesterov")) < 0.01 < 0.1 < off["Adagrad"]
 
@@ -44,9 +39,6 @@ def test_steps_are_counted_until_the_losses_stay_low():
     assert sgd.steps_to_arrive(losses, 1.0).tolist() == [3, 0, 4, 4, 4]
     assert sgd.best_rate(losses, 1.0) == 1
     assert sgd.best_rate(np.array([[9, 9, np.nan], [9, 9, 3.0], [9, 9, 2.0]]), 1.0) == 2
-
-
-# Exercises: what is right is accepted however it is written, what is naive is refused
 
 
 def changed(exercise, *parts):
@@ -73,6 +65,11 @@ def backward_by_jax(W2, W3, X, Y, Z1, Z2, P):
     return [X.T @ delta1, *rest]
 
 
+def split_once(seed):
+    """Holds out one quarter, once."""
+    return changed(exercises.degree, "for seed in range(20)]", f"for seed in [{seed}]]")
+
+
 def degree(price):
     """Chooses the degree by the training error and a price for each coefficient: log(samples) is that of the BIC."""
 
@@ -88,37 +85,31 @@ ONE_ORDER, BATCHES = "rng.permutation(len(x))", "rng.permutation(len(x)).reshape
 KINGMA = "learning_rate * (1 - 0.999**step)**0.5 / (1 - 0.9**step) * m / (v**0.5 + 1e-8)"
 ANSWERS = [  # an exercise, an answer or a change of the solution, and what is said of it: None if it is right
     ("epochs", orders("0", "np.argsort(rng.random(len(x)))"), None),
-    ("epochs", orders("np.arange(len(x))", "order.copy(); rng.shuffle(order)"), None),
-    ("epochs", orders(ONE_ORDER, "np.roll(order, 1)"), "nearly the order"),
-    ("epochs", orders(ONE_ORDER, "order[::-1]"), "nearly the order"),
+    ("epochs", orders(ONE_ORDER, "order[::-1]"), "store copies"),
     ("epochs", orders("0", "np.arange(len(x))"), "nearly the stored order"),
     ("epochs", orders("0", "rng.choice(len(x), len(x))"), "comes twice"),
     ("epochs", orders(BATCHES, "rng.permutation(order)"), "nearly the order"),
     ("epochs", orders(BATCHES, "rng.permuted(rng.permutation(order), axis=1)"), "the same minibatches"),
-    ("epochs", ("* gradient", "* len(rows) * gradient"), "The last w"),
     ("epochs", ("w = w -", "last = w -"), "The last w"),
     ("noise", ("var(0)", "var(0, ddof=1)"), None),
-    ("noise", ("    variance = ", "    gradients -= true\n    variance = "), None),
     ("noise", ("variance**0.5", "jnp.float32(variance * (len(gradients) - batch_size) / len(gradients))**0.5"), None),
     ("noise", ("variance**0.5", "variance"), "error"),
     ("noise", (" / (true**2).sum() ** 0.5", ""), "error"),
     ("noise", ("gradients.var(0).sum()", "np.linalg.norm(gradients - true, axis=1).mean() ** 2"), "error"),
     ("momentum", 1.9, "The factor"),
     ("adam", ("learning_rate * m_corrected / (v_corrected**0.5 + 1e-8)", KINGMA), None),
-    ("adam", ("1e-8), m, v", "1e-8), jnp.float32(m), jnp.float32(v)"), None),
     ("adam", ("m = 0.9 * m + 0.1 * gradient", "m *= 0.9; m += 0.1 * gradient"), None),
     ("adam", ("m / (1 - 0.9**step)", "m"), "The direction of step"),
     ("adam", ("1e-8), m, v", "1e-8), m_corrected, v_corrected"), "The direction of step"),
     ("adam", ("v_corrected**0.5 + 1e-8", "(v_corrected + 1e-8)**0.5"), "The direction of step"),
     ("adam", (" + 1e-8", ""), "not finite"),
     ("backward", lambda *given: map(jnp.float32, exercises.three_layers(*given)), None),
-    ("backward", ("(Z2 > 0)\n", "1\n"), "The gradient of W"),
     ("backward", ("(Z1 > 0)\n", "1\n"), "The gradient of W"),
-    ("backward", ("(P - Y) / len(X)", "P - Y"), "The gradient of W"),
     ("backward", backward_by_jax, "The gradient of W"),
     ("degree", degree(np.log), None),
     ("degree", degree(lambda count: 0), "times that of the best degree"),
-    *(("degree", lambda x, y, fixed=d: fixed, "times that of the best degree") for d in range(1, 16)),
+    *(("degree", split_once(seed), "times that of the best degree") for seed in range(3)),
+    *(("degree", lambda x, y, fixed=d: fixed, "times that of the best degree") for d in (8, 9, 10)),
     ("degree", lambda x, y: 4.5, "whole number"),
 ]
 
@@ -131,21 +122,13 @@ def test_answers(name, answer, told):
 
 
 def test_the_solution_of_the_backward_pass_is_that_of_jax():
-    X, *W = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate([(7, 4), (4, 5), (5, 6), (6, 3)]))
-    Y = jax.nn.one_hot(np.arange(7) % 3, 3)
-
-    def forward(W):
-        Z1 = X @ W[0]
-        Z2 = jax.nn.relu(Z1) @ W[1]
-        return Z1, Z2, jax.nn.relu(Z2) @ W[2]
-
-    *Z, scores = forward(W)
-    ours = exercises.three_layers(W[1], W[2], X, Y, *Z, jax.nn.softmax(scores))
-    theirs = jax.grad(lambda W: optax.softmax_cross_entropy(forward(W)[-1], Y).mean())(W)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), list(ours), theirs)
-
-
-# What to try next
+    rng = np.random.default_rng(0)
+    X, W1, W2, W3 = (np.float32(rng.normal(size=shape)) for shape in [(7, 4), (4, 5), (5, 6), (6, 3)])
+    Y, Z1 = np.eye(3, dtype="f")[np.arange(7) % 3], X @ W1
+    Z2 = np.maximum(Z1, 0) @ W2
+    saved = W2, W3, X, Y, Z1, Z2, np.array(jax.nn.softmax(np.maximum(Z2, 0) @ W3))
+    for ours, theirs in zip(exercises.three_layers(*saved), backward_by_jax(*saved), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def cells(notebook: str, changes: dict[str, str], names: str) -> Cells:
@@ -165,11 +148,8 @@ def test_polyaks_momentum_is_the_best_of_four():
 @suggested_by("01_sgd")
 def test_a_lower_target_needs_more_updates():
     found = cells("01_sgd", {}, "loss sgd compiled count")
-    for setting in ((16, 0.5), (256, 1.0), (1437, 1.0)):
-        needed = []
-        for found.data["TARGET"] in (0.3, 0.25):
-            needed.append(np.mean([found["train_to_target"](*setting, seed)[0] for seed in range(3)]))
-        assert needed[0] < needed[1] < 5000
+    needed = [found["train_to_target"](256, 1.0, 0)[0] for found.data["TARGET"] in (0.3, 0.25)]
+    assert needed[0] < needed[1] < 5000
 
 
 @suggested_by("01_sgd")

@@ -83,24 +83,16 @@ def rescaled(
 ) -> None:
     """Explore the factor of a rescaled layer: slices by factor at the `places` of a plain and a normalised slice."""
 
-    def make(fig: Figure) -> widgets.Update:
-        axes, lines = figures.axes(fig, 2, sharey=True), []
-        titles = "plain direction", "filter-normalised direction"
-        for ax, slices, x, title in zip(axes, (plain, normalised), places, titles, strict=True):
+    titles = "plain direction", "filter-normalised direction"
+
+    def paint(left: Axes, right: Axes, c: float) -> None:
+        for ax, slices, x, title in zip((left, right), (plain, normalised), places, titles, strict=True):
             ax.plot(x, slices[1.0], color=figures.GREY, linewidth=5, alpha=0.5)
-            lines += ax.plot([], [], color=figures.BLUE)
+            ax.plot(x, slices[c], color=figures.BLUE)
             ax.set(ylim=(0, 8), xlabel="distance", title=title)
-        axes[0].set_ylabel("training loss")
-        axes[0].text(0.02, 0.17, "grey: c = 1", color=figures.GREY, transform=axes[0].transAxes)
-        name = axes[0].text(0.02, 0.06, "", color=figures.BLUE, transform=axes[0].transAxes)
-
-        def update(c: float) -> list[Artist]:
-            lines[0].set_data(places[0], plain[c])
-            lines[1].set_data(places[1], normalised[c])
-            name.set_text(f"blue: c = {c:g}")
-            return [*lines, name]
-
-        return update
+        left.set_ylabel("training loss")
+        left.text(0.02, 0.17, "grey: c = 1", color=figures.GREY, transform=left.transAxes)
+        left.text(0.02, 0.06, f"blue: c = {c:g}", color=figures.BLUE, transform=left.transAxes)
 
     def caption(c: float) -> str:
         at, far = (np.interp(place, x, s[c]) for place, x, s in zip((0.1, 0.5), places, (plain, normalised)))  # noqa: B905
@@ -109,7 +101,7 @@ def rescaled(
             "along the filter-normalised one."
         )
 
-    widgets.explore(make, alt=caption, height=3.1, c=widgets.slider("c", list(plain), max(plain)))
+    widgets.explore_axes(paint, columns=2, alt=caption, height=3.1, c=widgets.slider("c", list(plain), max(plain)))
 
 
 # Section 3
@@ -119,22 +111,15 @@ def ritz(found: Mapping[str, Mapping[int, np.ndarray]], exact: np.ndarray) -> No
     """Explore the eigenvalues that Lanczos's method finds, by right angles and products, beside the exact ones."""
     right_angles, products = list(found), list(next(iter(found.values())))
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
+    def paint(ax: Axes, steps: int, kept: str = right_angles[0]) -> None:
+        values, again = found[kept][steps], "; stacked: found again" * (len(right_angles) > 1)
+        near = np.abs(values[:, None] - values) < 1e-3 * exact[-1]
+        copies = np.tril(near & (values > 0.1 * exact[-1])[:, None], -1).sum(1)
         ax.vlines(exact, 0, 0.45, color=figures.SKY, linewidth=0.8)
-        (dots,) = ax.plot([], [], "o", color=figures.RED, markersize=5)
+        ax.plot(values, 0.55 + 0.08 * copies, "o", color=figures.RED, markersize=5)
         ax.text(0, 1.04, f"lines: all {len(exact)} eigenvalues", color=figures.BLUE, transform=ax.transAxes)
-        ax.text(0.4, 1.04, "dots: found by Lanczos's method", color=figures.RED, transform=ax.transAxes)
-        ax.set(xlabel="eigenvalue", ylim=(0, 1.1), yticks=[])
-
-        def update(steps: int, kept: str = right_angles[0]) -> list[Artist]:
-            values = found[kept][steps]
-            near = np.abs(values[:, None] - values) < 1e-3 * exact[-1]
-            copies = np.tril(near & (values > 0.1 * exact[-1])[:, None], -1).sum(1)
-            dots.set_data(values, 0.55 + 0.08 * copies)
-            return [dots]
-
-        return update
+        ax.text(0.33, 1.04, f"dots: found by Lanczos's method{again}", color=figures.RED, transform=ax.transAxes)
+        ax.set(xlabel="eigenvalue", xlim=1.05 * exact[[0, -1]], ylim=(0, 1.1), yticks=[])
 
     def caption(steps: int, kept: str = right_angles[0]) -> str:
         values = found[kept][steps]
@@ -145,7 +130,7 @@ def ritz(found: Mapping[str, Mapping[int, np.ndarray]], exact: np.ndarray) -> No
     controls = {"steps": widgets.slider("products", products, 7 if len(right_angles) == 1 else products[-1])}
     if len(right_angles) > 1:
         controls["kept"] = widgets.menu("right angles to all", right_angles)
-    widgets.explore(make, alt=caption, height=2.3, **controls)
+    widgets.explore_axes(paint, alt=caption, height=2.3, **controls)
 
 
 # Section 4
@@ -212,7 +197,9 @@ def rises(record: Record) -> None:
     ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
     ax.minorticks_off()
     said = (f"{LONG[name]} {np.exp(np.log(line.get_ydata()).mean()):.2g}" for name, line in lines.items())
-    figures.show(figure, f"A mark for each of 16 seeds, lines at the medians. Mean over the rates: {', '.join(said)}.")
+    figures.show(
+        figure, f"A mark for each of 16 seeds, lines at the medians. Geometric mean over the rates: {', '.join(said)}."
+    )
 
 
 def flat(record: Record, target: float) -> None:
@@ -228,15 +215,16 @@ def flat(record: Record, target: float) -> None:
                 arrived = record.values("loss", **arm) < 1.02 * target
                 tops, accuracies = (record.values(name, **arm)[arrived] for name in ("top", "accuracy"))
                 ax.plot(tops, accuracies, ".", color=color, alpha=0.3, markersize=4)
-                ax.plot(np.exp(np.log(tops).mean()), accuracies.mean(), "o", color=color, markeredgecolor="black")
-                said.append(f"{task}, batch {batch}, rate {rate:.3g}: {tops.mean():.1f} and {accuracies.mean():.1f} %")
+                top = np.exp(np.log(tops).mean())
+                ax.plot(top, accuracies.mean(), "o", color=color, markeredgecolor="black")
+                said.append(f"{task}, batch {batch}, rate {rate:.3g}: {top:.1f} and {accuracies.mean():.1f} %")
         ax.set(xscale="log", xlabel="largest eigenvalue (sharpness)", title=task)
         ax.set_xticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
         ax.minorticks_off()
     axes[0].set_ylabel("test accuracy (%)")
     for place, (name, color) in enumerate({"batch 16": figures.BLUE, "batch 500": figures.ORANGE}.items()):
         axes[0].text(0.97, 0.93 - 0.09 * place, name, color=color, transform=axes[0].transAxes, ha="right")
-    figures.show(figure, f"Mean sharpness and test accuracy. {'; '.join(said)}.")
+    figures.show(figure, f"Geometric mean of the sharpness, and mean test accuracy. {'; '.join(said)}.")
 
 
 # The further notebook
@@ -286,19 +274,12 @@ def path(
 def spectrum(spectra: Mapping[int, Spectrum], losses: np.ndarray) -> None:
     """Explore the density of the Hessian's eigenvalues by epoch; `losses` are those of all epochs."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        (line,), (ticks,) = ax.plot([], [], color=figures.BLUE), ax.plot([], [], "|", color=figures.BLACK)
-        ax.set(yscale="log", ylim=(1e-4, 1e2), xlabel="eigenvalue", ylabel="density")
-
-        def update(epoch: int) -> None:
-            nodes = np.ravel(spectra[epoch].nodes)
-            view = np.linspace(min(-0.15 * nodes.max(), 1.1 * nodes.min()), 1.1 * nodes.max(), 401)
-            line.set_data(view, spectra[epoch].density(view, 0.012 * nodes.max()))
-            ticks.set_data(nodes, np.full(nodes.size, 1.6e-4))
-            ax.set_xlim(view[[0, -1]])
-
-        return update
+    def paint(ax: Axes, epoch: int) -> None:
+        nodes = np.ravel(spectra[epoch].nodes)
+        view = np.linspace(min(-0.15 * nodes.max(), 1.1 * nodes.min()), 1.1 * nodes.max(), 401)
+        ax.plot(view, spectra[epoch].density(view, 0.012 * nodes.max()), color=figures.BLUE)
+        ax.plot(nodes, np.full(nodes.size, 1.7e-5), "|", color=figures.BLACK)
+        ax.set(yscale="log", ylim=(1e-5, 1e2), xlim=view[[0, -1]], xlabel="eigenvalue", ylabel="density")
 
     def caption(epoch: int) -> str:
         nodes = spectra[epoch].nodes
@@ -307,7 +288,7 @@ def spectrum(spectra: Mapping[int, Spectrum], losses: np.ndarray) -> None:
             f"{nodes.min():.2f} to {nodes.max():.2f}. The ticks mark the values found."
         )
 
-    widgets.explore(make, alt=caption, height=3, epoch=widgets.slider("epoch", list(spectra), 2))
+    widgets.explore_axes(paint, alt=caption, height=3, epoch=widgets.slider("epoch", list(spectra), 2))
 
 
 def sharpness(record: Record, target: float) -> None:
@@ -341,26 +322,17 @@ def attack(attacked: Mapping[tuple[int, float], np.ndarray], accuracies: Mapping
     """Explore FGSM by batch and ε: one attacked signal, and the test accuracy (%) of both networks."""
     batches, epsilons = (list(dict.fromkeys(key[i] for key in attacked)) for i in (0, 1))
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+    def paint(left: Axes, right: Axes, batch: str, epsilon: float) -> None:
         left.plot(attacked[batches[0], 0.0], color=figures.GREY, linewidth=4, alpha=0.5)
-        (signal,) = left.plot([], [], color=figures.RED)
+        left.plot(attacked[int(batch), epsilon], color=figures.RED)
         left.text(0.03, 0.93, "grey: original", color=figures.GREY, transform=left.transAxes)
         left.text(0.03, 0.85, "red: attacked", color=figures.RED, transform=left.transAxes)
         left.set(xlabel="position", ylabel="value of the signal", ylim=(-4, 5))
-        for place, (batch, color) in enumerate(zip(batches, (figures.BLUE, figures.ORANGE), strict=True)):
-            right.plot(epsilons, [accuracies[batch, epsilon] for epsilon in epsilons], color=color)
-            right.text(0.95, 0.93 - 0.09 * place, f"batch {batch}", color=color, transform=right.transAxes, ha="right")
-        (point,) = right.plot([], [], "o", color=figures.BLACK)
+        for place, (size, color) in enumerate(zip(batches, (figures.BLUE, figures.ORANGE), strict=True)):
+            right.plot(epsilons, [accuracies[size, each] for each in epsilons], color=color)
+            right.text(0.95, 0.93 - 0.09 * place, f"batch {size}", color=color, transform=right.transAxes, ha="right")
+        right.plot(epsilon, accuracies[int(batch), epsilon], "o", color=figures.BLACK)
         right.set(xlabel="strength ε of the attack", ylabel="test accuracy (%)", ylim=(0, 60))
-
-        def update(batch: str, epsilon: float) -> list[Artist]:
-            changed = attacked[int(batch), epsilon]
-            signal.set_data(range(len(changed)), changed)
-            point.set_data([epsilon], [accuracies[int(batch), epsilon]])
-            return [signal, point]
-
-        return update
 
     def caption(batch: str, epsilon: float) -> str:
         return (
@@ -369,4 +341,6 @@ def attack(attacked: Mapping[tuple[int, float], np.ndarray], accuracies: Mapping
         )
 
     epsilon = widgets.slider("ε", epsilons, 0.2)
-    widgets.explore(make, alt=caption, height=3, batch=widgets.menu("batch", list(map(str, batches))), epsilon=epsilon)
+    widgets.explore_axes(
+        paint, columns=2, alt=caption, height=3, batch=widgets.menu("batch", list(map(str, batches))), epsilon=epsilon
+    )

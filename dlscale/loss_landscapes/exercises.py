@@ -32,7 +32,7 @@ direction = Exercise(
     question="Write filter normalisation for any network. `params` and `gaussian` are dictionaries of arrays with the "
     "same shapes. Return a dictionary with the normalised direction. A convolution has kernels of shape "
     "$(k, k, \\text{in}, \\text{out})$, and its filter $j$ is `w[:, :, :, j]`: the last axis counts the filters. An "
-    "array with only one axis gets the direction 0.",
+    "array with only one axis gets zeros.",
     hints=(
         "All axes but the last belong to one filter: sum over them. `tuple(range(w.ndim - 1))` names them.",
         "np.sqrt((w**2).sum(axes) / (d**2).sum(axes)) is one number for each filter: multiply d by it.",
@@ -98,7 +98,7 @@ def _sharp(answer: Any) -> str | None:
     c = float(answer)
     if c == 0:
         return "c = 0 is no minimum: 1 / c must exist."
-    return compare("λmax at your c", c**2 + c**-2, 100.0, tolerance=1e-2)
+    return compare("λmax at your c", c**2 + c**-2, 100.0, tolerance=5e-3)
 
 
 sharp = Exercise(
@@ -160,8 +160,8 @@ def _disguise(answer: Any) -> str | None:
         (now, rise), (before, rise_before) = _rise(x, y, given), _rise(x, y, net)
         if (ratio := rise / rise_before) > 0.5:
             return f"The loss still rises {ratio:.2f} times as much: at most half is asked."
-        if now > 2.5 * before:
-            return f"Too flat: the loss in the middle is {now / before:.2f} times what it was; at most 2.5 is asked."
+        if now > 3 * before:
+            return f"Too flat: the loss in the middle is {now / before:.2f} times what it was; at most 3 is asked."
     return None
 
 
@@ -170,7 +170,7 @@ disguise = Exercise(
     answer="disguise",
     question="Open: fake a flat minimum. A network computes `np.maximum(x @ W1 + b1, 0) @ W2 + b2`. "
     "Return four arrays of the same shapes that classify *every* input as before, yet whose loss rises at most half as "
-    "much at filter-normalised distance 0.25, and is at most 2.5 times as high in the middle. Try first what you did "
+    "much at filter-normalised distance 0.25, and is at most 3 times as high in the middle. Try first what you did "
     "to two layers in the lesson. Why does it not help?",
     hints=(
         "The filter-normalised slice cannot see a factor that another layer takes back. Which is never taken back?",

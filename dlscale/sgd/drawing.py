@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlscale import sgd
@@ -29,21 +30,13 @@ def learning(curve: Callable[[float, int], np.ndarray]) -> None:
     """Explore the training loss, (updates,), that `curve(learning_rate, batch_size)` gives."""
     curve, smooth = functools.cache(curve), np.ones(20) / 20
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        (thin,) = ax.plot([], [], color=figures.SKY, linewidth=0.8)
-        (mean,) = ax.plot([], [], color=figures.TRAIN, linewidth=2.5)
+    def paint(ax: Axes, learning_rate: float, batch_size: int) -> None:
+        losses = curve(learning_rate, batch_size)
+        ax.plot(losses, color=figures.SKY, linewidth=0.8)
+        ax.plot(np.arange(19, len(losses)), np.convolve(losses, smooth, "valid"), color=figures.TRAIN, linewidth=2.5)
         ax.axhline(np.log(10), color=figures.GREY, linestyle=":")
         ax.text(296, np.log(10) * 1.1, "guessing", color=figures.GREY, ha="right")
         ax.set(xlabel="update", ylabel="training loss", yscale="log", xlim=(0, 300), ylim=(0.003, 20))
-
-        def update(learning_rate: float, batch_size: int) -> list[Artist]:
-            losses = curve(learning_rate, batch_size)
-            thin.set_data(range(len(losses)), losses)
-            mean.set_data(np.arange(19, len(losses)), np.convolve(losses, smooth, "valid"))
-            return [thin, mean]
-
-        return update
 
     def caption(learning_rate: float, batch_size: int) -> str:
         losses = curve(learning_rate, batch_size)
@@ -55,7 +48,7 @@ def learning(curve: Callable[[float, int], np.ndarray]) -> None:
 
     rates = widgets.slider("learning rate", [2.0**k for k in range(-7, 3)], 0.5, "{:.3g}")
     sizes = widgets.slider("batch size", [1, 4, 16, 64, 256, 1024], 16)
-    widgets.explore(make, alt=caption, learning_rate=rates, batch_size=sizes)
+    widgets.explore_axes(paint, alt=caption, learning_rate=rates, batch_size=sizes)
 
 
 # Section 2
@@ -82,39 +75,31 @@ def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray],
         rng, points = np.random.default_rng(batch_size), shadows[when]
         return np.array([points[rng.choice(len(points), batch_size, replace=False)].mean(0) for _ in range(150)])
 
-    def make(fig: Figure) -> widgets.Update:
-        plane, error = figures.axes(fig, 2)
-        (dots,) = plane.plot([], [], "o", color=figures.SKY, markersize=3, alpha=0.7)
+    def paint(plane: Axes, error: Axes, batch_size: int, when: str) -> None:
+        plane.plot(*drawn(batch_size, when).T, "o", color=figures.SKY, markersize=3, alpha=0.7)
         plane.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 3, "shrinkA": 0, "shrinkB": 0})
         plane.text(-2.9, 3.5, "arrow: true gradient", va="center")
         plane.set(xlim=(-3, 5), ylim=(-4, 4), xlabel="along the true gradient (its length: 1)", ylabel="across it")
-        for (when, each), color in zip(gradients.items(), (figures.BLUE, figures.ORANGE), strict=True):
-            figures.name(error, *error.plot(sizes, errors[when], "o", color=color, markersize=5), when)
+        for (name, each), color in zip(gradients.items(), (figures.BLUE, figures.ORANGE), strict=True):
+            figures.name(error, *error.plot(sizes, errors[name], "o", color=color, markersize=5), name)
             spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
             law = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
             error.plot(sizes, law, "--", color=color, linewidth=1)
-        (point,) = error.plot([], [], "o", color=figures.RED, markersize=9)
+        error.plot(batch_size, errors[when][sizes.index(batch_size)], "o", color=figures.RED, markersize=9)
         error.set(xscale="log", yscale="log", xlabel="batch size", ylabel="relative error", xlim=(0.8, 4000))
         error.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
         error.set_yticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
         error.minorticks_off()
 
-        def update(batch_size: int, when: str) -> list[Artist]:
-            dots.set_data(*drawn(batch_size, when).T)
-            point.set_data([batch_size], [errors[when][sizes.index(batch_size)]])
-            return [dots, point]
-
-        return update
-
     def caption(batch_size: int, when: str) -> str:
         uphill = (drawn(batch_size, when)[:, 0] < 0).mean()
         return (
             f"Batch {batch_size}, {when}: the typical error is {errors[when][sizes.index(batch_size)]:.2g} "
-            f"times the true gradient. {100 * uphill:.0f} % of the minibatches point uphill."
+            f"times the true gradient. {100 * uphill:.0f} % of the steps go uphill."
         )
 
     size, when = widgets.slider("batch size", sizes, sizes[2]), widgets.menu("weights", [*errors])
-    widgets.explore(make, alt=caption, batch_size=size, when=when)
+    widgets.explore_axes(paint, columns=2, alt=caption, batch_size=size, when=when)
 
 
 # Section 3
@@ -133,7 +118,7 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
         return path, rates[place], int(sgd.steps_to_arrive(losses[place], arrived))
 
     def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
+        ax, bars = figures.axes(fig, 2, width_ratios=(3, 2))
         shown: list[str] = []
         lines: dict[str, Artist] = {}
 
@@ -142,14 +127,19 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
             if fresh := shown != [landscape, factor]:
                 shown[:] = [landscape, factor]
                 ax.clear()
+                bars.clear()
                 one = sgd.LANDSCAPES[landscape]
                 figures.contour(ax, lambda *w: one.loss(np.stack(w)), one.x, one.y)
+                ax.axhspan(*one.y, color="white", alpha=0.6, zorder=1.5)  # paler than the paths
                 ax.plot(*found["SGD"][0][0], "o", color="white", markeredgecolor="black", markersize=9, zorder=5)
-                ax.text(1.03, 1.0, "steps to arrive", transform=ax.transAxes, va="top")
+                ax.annotate("start", found["SGD"][0][0], (7, 7), textcoords="offset points")
                 for place, (name, color) in enumerate(figures.METHODS.items()):
-                    (lines[name],) = ax.plot([], [], "o-", color=color, linewidth=1.8, markevery=[-1])
-                    text = f"{name}: {found[name][2]}".replace("200", "over 200")
-                    ax.text(1.03, 0.88 - 0.12 * place, text, color=color, transform=ax.transAxes, va="top")
+                    (lines[name],) = ax.plot([], [], "o-", color=color, linewidth=1, markersize=9, markevery=[-1])
+                    count = found[name][2]
+                    bars.barh(place, count, color=color)
+                    bars.text(count + 4, place, f"{count}".replace("200", "over 200"), color=color, va="center")
+                bars.set_yticks(range(len(lines)), [*lines])
+                bars.set(xlim=(0, 285), ylim=(6.6, -0.6), xlabel="steps to arrive", xticks=(0, 100, 200))
             for name, line in lines.items():
                 line.set_data(*found[name][0][: steps + 1].T)
             return None if fresh else [*lines.values()]
@@ -158,7 +148,7 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
 
     def caption(landscape: str, factor: float, steps: int) -> str:
         said = ", ".join(f"{chosen(landscape, name, factor)[1]:.2g} for {name}" for name in ("SGD", "momentum", "Adam"))
-        return f"{landscape.capitalize()}, after {steps} steps. Learning rates, {factor:g} × the best: {said}."
+        return f"{landscape.capitalize()}, dots after {steps} steps. Learning rates, {factor:g} × the best: {said}."
 
     landscape = widgets.menu("landscape", [*paths], "rotated ravine")
     factors = [10.0 ** (k / 10) for k in (-10, -7, -3, -1, 0, 1, 2, 3, 5)]
@@ -176,33 +166,24 @@ def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, n
     def total(loop: str, overhead: float) -> np.ndarray:
         return updates.mean(0) * (1e3 * seconds[loop] + overhead)  # ms
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+    def paint(left: Axes, right: Axes, loop: str, overhead: float) -> None:
+        each, times = seconds[loop] + overhead / 1e3, total(loop, overhead)
+        place = times.argmin()
+        figures.band(left, batches, updates / updates.mean(0)[0], figures.BLUE, "updates", marker="o")
+        left.plot(batches, each / each[0], "o-", color=figures.ORANGE)
+        left.text(1, 2.2, "time per update", color=figures.ORANGE)
+        left.set(ylabel="relative to a batch of 1", xlim=(0.7, 20000), ylim=(0.01, 1000), yscale="log")
+        left.set_yticks([0.01, 0.1, 1, 10, 100, 1000], ["1/100", "1/10", "1", "10", "100", "1,000"])
+        right.plot(batches, times, "o-", color=figures.BLACK)
+        right.plot(batches[place], times[place], "o", color=figures.RED, markersize=11)
+        text = f"fastest: {'all examples' if place == len(batches) - 1 else f'batch {batches[place]}'}"
+        right.text(0.5, 0.95, text, color=figures.RED, transform=right.transAxes, ha="center", va="top")
+        right.set(ylabel="time to the target (ms)", xlim=(0.7, 3000), ylim=(1, 2e4), yscale="log")
+        right.set_yticks([1, 10, 100, 1000, 10000], ["1", "10", "100", "1,000", "10,000"])
         for ax in (left, right):
-            ax.set(xscale="log", yscale="log", xlabel="batch size")
+            ax.set(xscale="log", xlabel="batch size")
             ax.set_xticks(batches, [*map(str, batches[:-1]), "all"])
             ax.minorticks_off()
-        figures.band(left, batches, updates / updates.mean(0)[0], figures.BLUE, "updates", marker="o")
-        (cost,) = left.plot(batches, np.ones(len(batches)), "o-", color=figures.ORANGE)
-        left.text(1, 2.2, "time per update", color=figures.ORANGE)
-        left.set(ylabel="relative to a batch of 1", xlim=(0.7, 20000), ylim=(0.01, 1000))
-        left.set_yticks([0.01, 0.1, 1, 10, 100, 1000], ["1/100", "1/10", "1", "10", "100", "1,000"])
-        (line,) = right.plot([], [], "o-", color=figures.BLACK)
-        (best,) = right.plot([], [], "o", color=figures.RED, markersize=11)
-        text = right.text(0.5, 0.95, "", color=figures.RED, transform=right.transAxes, ha="center", va="top")
-        right.set(ylabel="time to the target (ms)", xlim=(0.7, 3000), ylim=(1, 2e4))
-        right.set_yticks([1, 10, 100, 1000, 10000], ["1", "10", "100", "1,000", "10,000"])
-
-        def update(loop: str, overhead: float) -> list[Artist]:
-            each, times = seconds[loop] + overhead / 1e3, total(loop, overhead)
-            cost.set_data(batches, each / each[0])
-            line.set_data(batches, times)
-            place = times.argmin()
-            best.set_data([batches[place]], [times[place]])
-            text.set_text(f"fastest: {'all examples' if place == len(batches) - 1 else f'batch {batches[place]}'}")
-            return [cost, line, best, text]
-
-        return update
 
     def caption(loop: str, overhead: float) -> str:
         times = total(loop, overhead)
@@ -212,4 +193,4 @@ def product(batches: Sequence[int], updates: np.ndarray, seconds: Mapping[str, n
         )
 
     overhead = widgets.slider("added to each update (ms)", [0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], 0.0)
-    widgets.explore(make, alt=caption, loop=widgets.menu("loop", [*seconds]), overhead=overhead)
+    widgets.explore_axes(paint, columns=2, alt=caption, loop=widgets.menu("loop", [*seconds]), overhead=overhead)

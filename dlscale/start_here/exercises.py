@@ -78,16 +78,16 @@ def pair(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stopped(answer: Any) -> str | None:
-    rng, right = np.random.default_rng(), 0
-    for _ in range(100):
+    rng, right = np.random.default_rng(5), 0
+    for _ in range(500):
         runs, swap = pair(rng), int(rng.integers(2))
         said = answer(runs[swap], runs[1 - swap])
         if np.asarray(said).dtype.kind not in "biuf" or said not in (0, 1):
             return f"Your function must return 0 or 1, not {said}."
         right += said == swap
-    if right >= 90:
+    if right >= 435:
         return None
-    return f"Of 100 new pairs {right} were right; at least 90 are wanted. What does the end of each run say?"
+    return f"Of 500 pairs {right} were right; at least 435 are wanted. What does the end of each run say?"
 
 
 stopped = Exercise(
@@ -96,7 +96,7 @@ stopped = Exercise(
     question="Two runs end at the same accuracy. One has levelled off. The other was stopped while it still climbed. "
     "Write `stopped`, which gets the test accuracies of both runs at equal times, as arrays. It returns 0 if `first` "
     "was stopped too early, and 1 if `second` was. The difference of two neighbouring values is mostly noise, so "
-    "average several. The check makes 100 new, noisy pairs and wants 90 right.",
+    "average several. The check makes 500 noisy pairs and wants 435 right.",
     hints=(
         "Both runs end equally high, and the difference of the last two values is mostly noise.",
         "Average over the last fifth of a run, and over the fifth before it. Which run rose more in between?",
