@@ -29,9 +29,7 @@ FLOWS = [
     (CHOICE, (1.0, 2.0), "lt convert_element_type switch mul mul join add", CHOICE_EDGES, [[2, 3], [2, 4]]),
     (SUM, (floats(50),), "scan sin add end", SUM_EDGES, []),
     (DOUBLE, (1.0,), "while lt test mul end", [[0, 1], [0, 3], [0, 4], [1, 2], [3, 0]], [[2, 3], [2, 4]]),
-    (lambda x: jax.jit(jnp.sin)(x) * 2, (floats(3),), "sin mul", [[0, 1]], []),
-    (lambda x: jax.checkpoint(jnp.sin)(x) * 2, (floats(3),), "sin mul", [[0, 1]], []),
-    (jax.nn.relu, (floats(3),), "max", [], []),
+    (lambda x: jax.checkpoint(jax.jit(jnp.sin))(x) * 2, (floats(3),), "sin mul", [[0, 1]], []),
 ]
 
 
@@ -54,7 +52,6 @@ def test_statements_have_no_names_sizes_or_constants():
 ONE, WORDS = make("abcd", [(0, 3)], [(1, 2)]), room.Vocabulary((room.UNKNOWN, "a", "b", "c", "d"))
 REFUSED = [
     (lambda: room.graph(lambda x: 1 if x > 0 else 0, 1.0), "cannot be traced.*TracerBoolConversionError.*`if`"),
-    (lambda: room.graph(lambda x: x.no_such, 1.0), "AttributeError"),
     (lambda: room.graph(lambda x: x, 1.0), "no statements"),
     (lambda: WORDS.contexts([ONE], "graph"), "Unknown wires"),
     (lambda: WORDS.contexts([ONE], radius=0), "radius must be"),
@@ -73,9 +70,7 @@ def test_refused(call, words):
 def test_contexts_along_wires_and_text():
     assert WORDS.contexts([ONE]).tolist() == [[1, 4], [2, 3], [3, 2], [4, 1]]
     assert WORDS.contexts([ONE], "text").tolist() == [[1, 2], [2, 1], [2, 3], [3, 2], [3, 4], [4, 3]]
-    assert [1, 3] in WORDS.contexts([ONE], "text", radius=2).tolist()
     assert room.Vocabulary.of([make("aab"), make("ab"), make("c")], at_least=2).words == (room.UNKNOWN, "a", "b")
-    assert WORDS.encode(make("dax")).tolist() == [4, 1, 0]
 
 
 def test_vectors_part_words_that_never_stand_together():
@@ -101,21 +96,15 @@ def test_hits_and_analogies_on_vectors_made_by_hand():
     assert room.answered(table, asked).all() and not room.answered(table, asked, "b alone").any()
 
 
-def test_a_damaged_record_is_refused(monkeypatch):
-    monkeypatch.setattr(corpus, "DIGEST", "of another file")
-    with pytest.raises(ValueError, match="damaged"):
-        corpus.load.__wrapped__("corpus")
-
-
-def test_the_record_is_what_the_functions_trace_to():
+def test_the_record_is_what_the_functions_trace_to_and_a_damaged_one_is_refused(monkeypatch):
     record, chosen, sources = corpus.load("wirings"), range(0, 1440, 97), list(corpus.wirings())
     for i, (source, one) in zip(chosen, corpus.traced(sources[i] for i in chosen), strict=True):
         assert (record.names[i], record.recipes[i]) == (source.name, source.recipe)
         assert record.graphs[i].statements == one.statements and (record.graphs[i].flow == one.flow).all()
-    for three in zip(*[iter(record.graphs)] * 3, strict=True):
-        assert len({tuple(sorted(one.statements)) for one in three}) == 1, "one bag"
-        assert len({(one.statements, one.flow.tobytes()) for one in three}) == 3
     assert all(corpus.vocabulary().encode(one).min() > 0 for one in record.graphs), "no statement is unknown"
+    monkeypatch.setattr(corpus, "DIGEST", "of another file")
+    with pytest.raises(ValueError, match="damaged"):
+        corpus.load.__wrapped__("corpus")
 
 
 def test_what_is_held_out_is_held_out():
@@ -147,11 +136,8 @@ def test_a_network_sees_its_wires_only_and_no_padding(wires):
 
 
 def by_maker(jaxpr, made=None):
-    maker, found = {}, []
-    for number, equation in enumerate(jaxpr.eqns):
-        found += [(maker[v], number) for v in equation.invars if v in maker]
-        maker |= dict.fromkeys(equation.outvars[:made], number)
-    return found
+    maker = {v: i for i, equation in enumerate(jaxpr.eqns) for v in equation.outvars[:made]}
+    return [(maker[v], j) for j, equation in enumerate(jaxpr.eqns) for v in equation.invars if v in maker]
 
 
 def in_runs(seen, labels):  # wrong where equal programs stand apart
@@ -159,23 +145,22 @@ def in_runs(seen, labels):  # wrong where equal programs stand apart
     return sum(max(Counter(run).values()) for _, run in runs) / len(labels)
 
 
-def by_sorting(seen, labels):
-    return in_runs(*zip(*sorted(zip(seen, labels, strict=True)), strict=True))
+def first_wins(seen, labels):
+    first = dict(reversed([*zip(seen, labels, strict=True)]))
+    return np.mean([first[what] == label for what, label in zip(seen, labels, strict=True)])
 
 
 ANSWERS = [
     ("wires", by_maker, True),  # a list, a wire twice if it is used twice
-    ("wires", lambda jaxpr: np.array(by_maker(jaxpr), int).reshape(-1, 2), True),
     ("wires", lambda jaxpr: by_maker(jaxpr, 1), False),  # the first result only
-    ("wires", lambda jaxpr: [(i, i + 1) for i in range(len(jaxpr.eqns) - 1)], False),  # the text
     ("wires", lambda jaxpr: {(j, i) for i, j in by_maker(jaxpr)}, False),
-    ("ceiling", by_sorting, True),
+    ("ceiling", lambda seen, labels: in_runs(*zip(*sorted(zip(seen, labels, strict=True)), strict=True)), True),
     ("ceiling", lambda seen, labels: max(Counter(labels).values()) / len(labels), False),
     ("ceiling", in_runs, False),
+    ("ceiling", first_wins, False),
     ("words", lambda s, e: [f"{s[a]}>{s[b]}" for a, b in e.tolist()], True),
     ("words", lambda s, e: s, False),
     ("words", lambda s, e: [f"{a}>{b}" for a, b in itertools.pairwise(s)], False),
-    ("words", lambda s, e: [f"{i}{w}" for i, w in enumerate(s)], False),
 ]
 
 
@@ -190,5 +175,5 @@ def test_a_program_of_ones_own_is_drawn_and_may_fool_the_network():
     cells.run("code-setup", "code-three", "code-trace", "code-slide", "code-graphs", "code-own")
     assert cells["graphs"]["power"].statements[0].startswith("scan")
     positive = lambda x, y: jnp.sum(jnp.abs(jnp.cumsum(jnp.exp(x + 1))) + 2 * y)  # noqa: E731
-    values = [float(f(np.ones(8), np.ones(8))) for f in [*[*cells["OWN"].values()][:4], positive]]
+    values = [float(f(np.ones(8), np.ones(8))) for f in [*[*cells["OWN"].values()][:5], positive]]
     assert np.ptp(values) < 1e-3, "they compute the same"

@@ -118,9 +118,10 @@ def readers(accuracies: Mapping[str, np.ndarray], ceilings: Mapping[str, float])
     """Accuracy of each reader, a dot for each split, below the most that its input allows."""
     figure, ax = figures.new(height=2.4)
     means, most = [np.mean(found) for found in accuracies.values()], [ceilings[name] for name in accuracies]
-    _bars(ax, [*accuracies], means, COLORS, xlim=(0, 103), xlabel="right on pairs held out (%), one dot per split")
+    _bars(ax, [*accuracies], means, COLORS, xlim=(0, 103), xlabel="right on pairs held out (%)")
     for place, found in enumerate(accuracies.values()):
-        ax.plot(found, [place] * len(found), ".", color=figures.BLACK)
+        ax.plot(found, [place] * len(found), "o", color=figures.BLACK, markerfacecolor="white", markersize=5)
+    ax.text(means[1] - 2, 1, "bar: mean; dot: a split", va="center", ha="right")
     ax.vlines(most, np.arange(3) - 0.4, np.arange(3) + 0.4, color=figures.BLACK, linewidth=3)
     ax.text(most[0] + 1.5, 0, "the most that its input allows", va="center")
     said = (f"{name} {np.mean(found):.0f} %, at most {ceilings[name]:.0f} %" for name, found in accuracies.items())

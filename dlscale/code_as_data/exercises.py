@@ -60,7 +60,7 @@ def wires(jaxpr):
 
 
 def _ceiling(answer: Any) -> str | None:
-    cases = [("aabbb", "01110", 0.6), ("xxxxxx", "012012", 1 / 3), ("abcd", "0101", 1), ("abcabca", "0110212", 5 / 7)]
+    cases = [("aabbb", "10011", 0.6), ("xxxxxx", "012012", 1 / 3), ("abcd", "0101", 1), ("abcabca", "0110212", 5 / 7)]
     for seen, labels, wanted in cases:
         given = answer([("seen", what) for what in seen], [int(label) for label in labels])
         if wrong := compare(f"For {len(labels)} programs, the ceiling", given, wanted):
@@ -101,8 +101,8 @@ def puzzles() -> tuple[list[Graph], np.ndarray, np.ndarray]:
     return [reordered(one, rng) for one in graphs], wiring, np.array([recipe in judged for recipe in recipes])
 
 
-def linear_accuracy(answer: Any) -> float:
-    """The share of judged programs that least squares on counts of the answer's words gets right."""
+def _words(answer: Any) -> str | None:
+    """Least squares on counts of the answer's words."""
     graphs, wiring, judged = puzzles()
     bags = [Counter(map(str, answer(list(one.statements), one.data.copy()))) for one in graphs]
     places = {word: i for i, word in enumerate(set().union(*itertools.compress(bags, ~judged)), 1)}
@@ -113,11 +113,7 @@ def linear_accuracy(answer: Any) -> float:
             row[places[word]] = np.log1p(bag[word])
     inner = x[~judged] @ x[~judged].T + 0.1 * np.eye((~judged).sum())
     scores = x[judged] @ x[~judged].T @ np.linalg.solve(inner, np.eye(3)[wiring[~judged]])
-    return float((scores.argmax(1) == wiring[judged]).mean())
-
-
-def _words(answer: Any) -> str | None:
-    found = linear_accuracy(answer)
+    found = (scores.argmax(1) == wiring[judged]).mean()
     return None if found >= 0.9 else f"your words get {found:.0%} right; 90% are asked for."
 
 

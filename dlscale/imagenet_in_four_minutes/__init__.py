@@ -176,8 +176,7 @@ class System(NamedTuple):
     """The parts that change how gradients travel, and should not change their sum."""
 
     fuse: float = 0.0  # gradients are joined until they have so many bytes
-    below: float = 0.0  # messages of fewer bytes take the hierarchical all-reduce, others the ring
-    group: int = 4  # workers of a node
+    below: float = 0.0  # messages of fewer bytes take the hierarchical all-reduce in nodes of four, others the ring
 
 
 def joined(sizes: Sequence[int], threshold: float) -> list[list[int]]:
@@ -201,7 +200,7 @@ def exchange(gradients: Params, system: System, axis_name: str) -> Params:
     for members in joined([leaf.size * leaf.dtype.itemsize for leaf in leaves], system.fuse):
         message = jnp.concatenate([leaves[i].ravel() for i in members])
         small = message.size * message.dtype.itemsize < system.below
-        way = {"algorithm": "hierarchical", "group_size": system.group} if small else {"algorithm": "ring"}
+        way = {"algorithm": "hierarchical", "group_size": 4} if small else {"algorithm": "ring"}
         total = collectives.all_reduce(message, axis_name, **way)
         ends = np.cumsum([leaves[i].size for i in members])[:-1]
         result += [part.reshape(leaves[i].shape) for part, i in zip(jnp.split(total, ends), members, strict=True)]
@@ -249,7 +248,8 @@ IMAGES = 1_281_167  # of the training set (Russakovsky et al. 2015, arXiv:1409.0
 # With batch norm: read for its statistics, read, written; ReLU: read, written. Back: ReLU reads two and writes one,
 # batch norm reads two for its sums, then two, and writes one. Epochs: Jia et al. 2018 (arXiv:1807.11205), abstract.
 NETWORKS = {"ResNet-50": Network(planning.resnet50(), 90, (5, 8)), "AlexNet": Network(planning.alexnet(), 95, (2, 3))}
-# Minutes: the abstract of Jia et al. 2018; AlexNet's number of GPUs: a talk by the authors (NVIDIA GTC 2019, S9146).
+# Minutes: the abstract of Jia et al. 2018, 8.7 data/tables/imagenet_records.csv; AlexNet's GPUs: a talk by the authors
+# (NVIDIA GTC 2019, S9146).
 PUBLISHED = {("ResNet-50", 1024): 8.7, ("ResNet-50", 2048): 6.6, ("AlexNet", 1024): 4.0}
 UPDATE = 7  # passes over the float32 weights: LARS reads weights and gradient; the update three, of which it writes two
 

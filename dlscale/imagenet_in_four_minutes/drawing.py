@@ -19,6 +19,10 @@ def spoken(parts: frozenset[str]) -> str:
     return " + ".join(name for part, name in NAMES.items() if part in parts) or "no part"
 
 
+def _switched(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value == "on" if value in OFF_ON else value for name, value in chosen.items()}
+
+
 # Section 1
 
 
@@ -44,15 +48,13 @@ def switchboard(
     off = {**dict.fromkeys(NAMES, False), "fusion": travel[0][0], "all_reduce": travel[1][0]}
     before, most = losses(**off), sent(**off)
 
-    def given(chosen: Mapping[str, str]) -> dict[str, Any]:
-        return {name: value == "on" if name in NAMES else value for name, value in chosen.items()}
-
     def paint(left: Axes, right: Axes, **chosen: str) -> None:
-        left.plot(before, color=figures.GREY, linewidth=1)
-        left.text(len(before) - 1, before[-5:].mean() + 0.25, "all off", color=figures.GREY, ha="right")
-        left.plot(losses(**given(chosen)), color=figures.RED)
-        left.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) - 1))
-        now = sent(**given(chosen))
+        (line,) = left.plot(before, color=figures.GREY, linewidth=1)
+        figures.name(left, line, "all off", 6)
+        (line,) = left.plot(losses(**_switched(chosen)), color=figures.RED)
+        figures.name(left, line, "your parts", -6)
+        left.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) + 14))
+        now = sent(**_switched(chosen))
         right.barh(["messages", "bytes"], 100 * np.divide(now, most), 0.5, color=figures.BLUE)
         right.text(0, 0.42, f"{now[0]:,} messages", va="center")
         right.text(0, 1.42, f"{now[1]:,} bytes", va="center")
@@ -60,7 +62,7 @@ def switchboard(
         right.grid(visible=False, axis="y")
 
     def caption(**chosen: str) -> str:
-        (messages, size), last = sent(**given(chosen)), losses(**given(chosen))[-10:].mean()
+        (messages, size), last = sent(**_switched(chosen)), losses(**_switched(chosen))[-10:].mean()
         on = [NAMES[name] for name in NAMES if chosen[name] == "on"]
         return (
             f"On: {', '.join(on) or 'nothing'}; fusion {chosen['fusion']}, all-reduce {chosen['all_reduce']}. "
@@ -102,7 +104,7 @@ def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> No
         for place, parts in enumerate(order):
             mean, low, high = interval(worth[parts])
             color, width = (figures.RED, 6) if parts == chosen_parts(chosen) else ("#b0b0b0", 3)
-            ax.plot([low, high], [place] * 2, color=color, linewidth=width)
+            ax.plot([low, high], [place] * 2, color=color, linewidth=width, solid_capstyle="butt")
             ax.plot(mean, place, "o", color=color, markersize=width + 2)
         ax.axvline(small.mean(), color=figures.BLUE, linewidth=1.5)
         ax.text(small.mean() - 0.4, 0, "batch 50,\nno part", color=figures.BLUE, ha="right", va="center")
@@ -128,11 +130,8 @@ def timeline(
 ) -> None:  # fmt: skip
     """Explore the timeline of a step: what is computed and sent when, as the parts are switched."""
 
-    def found(chosen: Mapping[str, Any]) -> Prediction:
-        return predicted(**{name: value == "on" if value in OFF_ON else value for name, value in chosen.items()})
-
     def paint(ax: Axes, **chosen: Any) -> None:
-        now = found(chosen)
+        now = predicted(**_switched(chosen))
         _, begin, end = np.transpose(now.messages) if now.messages else np.zeros((3, 0))
         forward, backward = np.split(np.append(now.forward, now.backward), 2)
         rows = [(begin, end), (np.append(forward[-1], backward[:-1]), backward), (np.append(0, forward[:-1]), forward)]
@@ -142,12 +141,13 @@ def timeline(
         ax.text(1e3 * backward[-1], 2.45, " last gradient", color=figures.GREY, va="top")
         ax.set_yticks((0, 1, 2), ("messages", "backward", "forward"))
         paper = published.get((chosen["network"], chosen["gpus"]))
-        ax.set_title(f"{now.minutes:.1f} minutes" + (f"; published: {paper:.1f}" if paper else ""), loc="left")
+        beside = f"; published, all parts on: {paper:.1f}" if paper else ""
+        ax.set_title(f"{chosen['network']}, {chosen['gpus']:,} GPUs: {now.minutes:.1f} minutes{beside}", loc="left")
         ax.set(xlabel="time in a step (ms)", xlim=(0, 1020 * now.step), ylim=(-0.5, 2.5))
         ax.grid(visible=False, axis="y")
 
     def caption(**chosen: Any) -> str:
-        now = found(chosen)
+        now = predicted(**_switched(chosen))
         exposed = 1e3 * (now.step - now.backward[-1])
         return (
             f"{chosen['network']} on {chosen['gpus']:,} GPUs: a step takes {1e3 * now.step:.0f} ms, {exposed:.0f} of "
@@ -172,7 +172,8 @@ def rings(sizes: np.ndarray, times: Mapping[str, np.ndarray], simulated: Mapping
     for color, (name, values) in zip(colors, times.items(), strict=True):
         ax.plot(sizes / 1e6, 1e3 * values, color=color)
         ax.annotate(name, (sizes[0] / 1e6, 1e3 * values[0]), (0, 5), textcoords="offset points", color=color)
-    ax.plot(np.array([*simulated]) / 1e6, 1e3 * np.array([*simulated.values()]), "o", color=figures.BLUE)
+    (dots,) = ax.plot(np.array([*simulated]) / 1e6, 1e3 * np.array([*simulated.values()]), "o", color=figures.BLUE)
+    figures.name(ax, dots, "simulated", -12)
     ax.set(xscale="log", yscale="log", xlabel="size of the message (MB)", ylabel="time of an all-reduce (ms)")
     ax.set(xticks=(0.001, 0.01, 0.1, 1, 10, 100), xticklabels=("0.001", "0.01", "0.1", "1", "10", "100"))
     ax.set(yticks=(1, 2, 5, 10, 20, 50), yticklabels=(1, 2, 5, 10, 20, 50))
@@ -185,15 +186,19 @@ def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, fl
     """Explore passes through memory: images a second (counts, 2) with half the bytes, or arithmetic twice as fast."""
 
     def paint(ax: Axes, number: int) -> None:
-        for column, color, text in ((0, figures.BLUE, "half the bytes"), (1, figures.GREY, "twice the arithmetic")):
+        for column, color, text in (
+            (0, figures.BLUE, "float16: half the bytes"),
+            (1, figures.GREY, "if arithmetic doubled"),
+        ):
             (line,) = ax.plot(counts, speeds[:, column], color=color)
             figures.name(ax, line, text)
         for value, text in zip(published, ("published, float32", "published, float16"), strict=True):
             ax.axhline(value, color=figures.RED, linewidth=1, linestyle=":")
             ax.text(counts[-1] + 0.5, value + 3, text, color=figures.RED, va="bottom")
-        ax.plot(number, speeds[counts.index(number), 0], "o", color=figures.BLUE, markersize=9)
+        (dot,) = ax.plot(number, speeds[counts.index(number), 0], "o", color=figures.BLUE, markersize=9)
+        figures.name(ax, dot, "13: our count" if number == 13 else f"{number}", -10)
         ax.set(xlabel="passes through memory for each layer's results", ylabel="images per second, one GPU")
-        ax.set(xlim=(0, counts[-1] + 13), ylim=(150, 360), xticks=range(0, counts[-1] + 1, 4))
+        ax.set(xlim=(0, counts[-1] + 15), ylim=(150, 360), xticks=range(0, counts[-1] + 1, 4))
 
     def caption(number: int) -> str:
         bytes_only, twice = speeds[counts.index(number)]
@@ -214,7 +219,7 @@ def sensitivity(moved: Callable[[str], tuple[dict[str, Sequence[float]], float, 
         ax.text(paper, len(found) - 0.45, " published", color=figures.RED, va="bottom")
         most = max(paper, *map(max, found.values()))
         ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, 1.15 * most))
-        ax.set_title("orange: halved; blue: doubled", fontsize=10, loc="left")
+        ax.set_title(f"{run}: each constant halved (orange) or doubled (blue)", fontsize=10, loc="left")
         ax.grid(visible=False, axis="y")
 
     def caption(run: str) -> str:

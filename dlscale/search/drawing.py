@@ -31,8 +31,12 @@ def opening(table: Table, found: Mapping[str, float]) -> None:
     figures.show(figure, f"Histogram of the test accuracies of {table.space.size:,} configurations; lines mark {said}.")
 
 
+def _rates(table: Table) -> list[str]:
+    return [f"1/{round(1 / rate)}" if rate < 1 else "1" for rate in table.space.axes["rate"]]
+
+
 def _rate_axis(ax: Axes, table: Table) -> None:
-    rates = [f"1/{round(1 / rate)}" if rate < 1 else "1" for rate in table.space.axes["rate"]]
+    rates = _rates(table)
     ax.set(xlabel="learning rate", xticks=range(len(rates)), xticklabels=rates)
     ax.set(yticks=range(6), yticklabels=[f"{c} conv., momentum {m:g}" for m in (0, 0.9) for c in range(3)])
     ax.grid(False)
@@ -67,7 +71,7 @@ def watch(table: Table) -> None:
         shown, row, column = part(units, decay, schedule, epoch)
         return (
             f"Epoch {epoch}, one hidden layer of {units}, decay {decay:g}, {schedule} rate. Best: {shown.max():.0f} %, "
-            f"with {row % 3} convolutions, momentum {(0, 0.9)[row // 3]:g} and rate {axes['rate'][column]:g}."
+            f"with {row % 3} convolutions, momentum {(0, 0.9)[row // 3]:g} and rate {_rates(table)[column]}."
         )
 
     widgets.explore(
@@ -122,28 +126,26 @@ def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> Non
 def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point, int], Point]]) -> None:
     """Explore a bracket of 16 runs: `one(draw, keep)` gives the curves, the epochs paid for, and the winner."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        unseen = [ax.plot([], [], color="#c8c8c8", linewidth=1)[0] for _ in range(16)]
-        paid = [ax.plot([], [], color=figures.BLACK, linewidth=1.2, marker="o", markersize=4)[0] for _ in range(16)]
-        (won,) = ax.plot([], [], color=figures.BLUE, linewidth=2.6, marker="o", markersize=6)
-        (ring,) = ax.plot([], [], "o", markersize=13, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
-        ax.set(xlabel="epoch", ylabel="validation accuracy (%)", xlim=(0.8, 16.6), ylim=(0, 108), xticks=(1, 4, 8, 16))
+    def paint(ax: Axes, draw: int, keep: int) -> None:
+        curves, trained, winner = one(draw, keep)
+        for point, curve in curves.items():
+            last = trained[point]
+            ax.plot(range(last, 17), 100 * curve[last - 1 :], color="#d8d8d8", linewidth=1, zorder=1)
+            color, width = (figures.BLUE, 2.6) if point == winner else (figures.BLACK, 1.2)
+            ax.plot(range(1, last + 1), 100 * curve[:last], "o-", color=color, linewidth=width, markevery=[last - 1])
+        ax.plot(
+            16,
+            100 * max(curve[-1] for curve in curves.values()),
+            "o",
+            markersize=13,
+            fillstyle="none",
+            color=figures.RED,
+        )
+        rungs = [keep**rung for rung in range(5) if keep**rung <= 16]
+        ax.set(xlabel="epoch", ylabel="validation accuracy (%)", xlim=(0.8, 16.6), ylim=(0, 108), xticks=rungs)
         labels = {"the winner": figures.BLUE, "paid for": figures.BLACK, "never trained": figures.GREY}
         for number, (text, color) in enumerate((labels | {"best of all at the end": figures.RED}).items()):
             ax.text(0.02, 0.98 - 0.07 * number, text, color=color, transform=ax.transAxes, va="top")
-
-        def update(draw: int, keep: int) -> list[Artist]:
-            curves, trained, winner = one(draw, keep)
-            for grey, black, (point, curve) in zip(unseen, paid, curves.items(), strict=True):
-                last = trained[point]
-                grey.set_data(range(last, 17), 100 * curve[last - 1 :])
-                for line in (black, won) if point == winner else (black,):
-                    line.set(data=(range(1, last + 1), 100 * curve[:last]), markevery=[last - 1])
-            ring.set_data([16], [100 * max(curve[-1] for curve in curves.values())])
-            return [*unseen, *paid, won, ring]
-
-        return update
 
     def caption(draw: int, keep: int) -> str:
         curves, trained, winner = one(draw, keep)
@@ -154,7 +156,7 @@ def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point,
         )
 
     keeps = widgets.slider("one is kept of", (2, 4), 4)
-    widgets.explore(make, alt=caption, draw=widgets.slider("bracket", range(12), 3), keep=keeps)
+    widgets.explore_axes(paint, alt=caption, draw=widgets.slider("bracket", range(12), 3), keep=keeps)
 
 
 def population(epochs: np.ndarray, rates: np.ndarray, scores: np.ndarray, lines: np.ndarray) -> None:
@@ -162,24 +164,17 @@ def population(epochs: np.ndarray, rates: np.ndarray, scores: np.ndarray, lines:
 
     `lines[i, rank]` is the place at `epochs[i]` of the ancestor of the member that has this rank in the end.
     """
-    shown, rows = (rates, 100 * scores), np.arange(len(epochs))
+    rows = np.arange(len(epochs))
 
-    def make(fig: Figure) -> widgets.Update:
-        axes = figures.axes(fig, 2)
-        for ax, values in zip(axes, shown, strict=True):
-            ax.plot(epochs, values, color="#bdbdbd", linewidth=1)
+    def paint(left: Axes, right: Axes, rank: int) -> None:
+        for ax, values in ((left, rates), (right, 100 * scores)):
+            ax.plot(epochs, values, color="#dcdcdc", linewidth=1)
+            ax.plot(epochs, values[rows, lines[:, rank - 1]], "o-", color=figures.BLUE, linewidth=2.5, markersize=5)
             ax.set(xlabel="epoch", xticks=epochs)
-        axes[0].set(yscale="log", ylabel="learning rate")
-        axes[1].set(ylabel="validation accuracy (%)", ylim=(0, 100))
-        axes[1].text(16, 3, "blue: this member and its ancestors", color=figures.BLUE, ha="right")
-        blue = [ax.plot([], [], color=figures.BLUE, linewidth=2.5, marker="o", markersize=5)[0] for ax in axes]
-
-        def update(rank: int) -> list[Artist]:
-            for one, values in zip(blue, shown, strict=True):
-                one.set_data(epochs, values[rows, lines[:, rank - 1]])
-            return blue
-
-        return update
+        left.set(yscale="log", ylabel="learning rate")
+        left.set_title("grey: all members; a jump: overwritten", fontsize=9, color=figures.GREY)
+        right.set(ylabel="validation accuracy (%)", ylim=(0, 100))
+        right.set_title("blue: this member and its ancestors", fontsize=9, color=figures.BLUE)
 
     def caption(rank: int) -> str:
         own, end = rates[rows, lines[:, rank - 1]], 100 * scores[-1, lines[-1, rank - 1]]
@@ -189,7 +184,7 @@ def population(epochs: np.ndarray, rates: np.ndarray, scores: np.ndarray, lines:
         )
 
     ranks = widgets.slider("member, from the best down", range(1, rates.shape[1] + 1), 1)
-    widgets.explore(make, alt=caption, width=8.4, height=3.0, rank=ranks)
+    widgets.explore_axes(paint, alt=caption, columns=2, width=8.4, height=3.0, rank=ranks)
 
 
 def race(found: Mapping[str, np.ndarray], usual: float | None = None) -> None:
@@ -205,36 +200,43 @@ def race(found: Mapping[str, np.ndarray], usual: float | None = None) -> None:
         mean, low, high = intervals.interval(values)
         ax.plot(values, [place] * len(values), "o", color=color, alpha=0.8 if cases else 0.3, markersize=4)
         if not cases:
-            ax.plot([low, high], [place] * 2, color=color, linewidth=4)
-        ax.plot(mean, place, "|", color=color, markersize=18, markeredgewidth=3)
+            ax.plot([low, high], [place] * 2, color=color, linewidth=9, solid_capstyle="butt")
+        ax.plot(mean, place, "|", color=color, markersize=20, markeredgewidth=1.5)
         ax.text(1.01, place, f"{mean:.1f} %", color=color, transform=ax.get_yaxis_transform(), va="center")
         said.append(f"{name} {mean:.1f} %")
     if usual is not None:
         ax.plot(usual, 0, "o", color=figures.RED, markersize=9)
         ax.text(usual, -0.25, "usual values", color=figures.RED, ha="center", va="bottom")
     ax.set_yticks(range(len(found)), list(found))
-    ax.set(xlabel=ACCURACY, ylim=(len(found) - 0.5, -0.5 if usual is None else -0.9))
+    ax.set(
+        xlabel=f"{ACCURACY}; dot: a search, tick: mean, bar: 95 % interval",
+        ylim=(len(found) - 0.5, -0.5 if usual is None else -0.9),
+    )
     ax.locator_params(axis="x", integer=True)
-    figures.show(figure, f"Mean {ACCURACY}: {', '.join(said)}; bars are means, dots are single cases.")
+    figures.show(figure, f"Mean {ACCURACY}: {', '.join(said)}.")
 
 
 def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
-    """How good the best of many looks: by validation examples, three accuracies (numbers, 3) in percent."""
+    """How good the best of many looks: by validation examples, three accuracies (numbers, 3) in percent.
+
+    What chose it, the test accuracy of the same network, and that with new seeds, from which both are measured.
+    """
     figure, axes = figures.new(len(found), width=8.4, height=3.0, sharey=True)
-    kinds = {"validation accuracy that chose it": figures.BLUE, "test accuracy, same network": figures.RED}
-    kinds |= {"test accuracy, new seeds": figures.GREEN}
     said = []
     for ax, (examples, accuracies) in zip(axes, found.items(), strict=True):
-        for line, color in zip(accuracies.T, kinds.values(), strict=True):
+        above = accuracies[:, :2] - accuracies[:, 2:]
+        for line, color in zip(above.T, (figures.BLUE, figures.RED), strict=True):
             ax.plot(numbers, line, "o-", color=color, markersize=4)
+        ax.axhline(0, color=figures.GREEN)
         ax.set(xscale="log", xlabel="number of trials", title=f"chosen on {examples:,} examples")
         ax.set_xticks(numbers, numbers)
         ax.minorticks_off()
-        said.append(f"on {examples:,} examples {', '.join(f'{value:.0f}' for value in accuracies[-1])} %")
-    axes[0].set(ylabel="accuracy of the best (%)")
-    for place, (label, color) in zip((0.22, 0.13, 0.04), kinds.items(), strict=True):
-        axes[0].text(0.98, place, label, color=color, transform=axes[0].transAxes, ha="right")
-    figures.show(figure, f"The best of {numbers[-1]}, chosen: {'; '.join(said)}, in the order of the labels.")
+        said.append(f"on {examples:,} examples by {above[-1, 0]:.1f} and {above[-1, 1]:.1f}")
+    axes[0].set(ylabel="points above new seeds")
+    labels = ("validation accuracy that chose it", "test accuracy, same network", "test accuracy, new seeds")
+    for place, label, color in zip((0.9, 0.8, 0.7), labels, (figures.BLUE, figures.RED, figures.GREEN), strict=True):
+        axes[1].text(0.03, place, label, color=color, transform=axes[1].transAxes)
+    figures.show(figure, f"Points by which the best of {numbers[-1]} looks too good, chosen {'; '.join(said)}.")
 
 
 def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Callable[[Any], Any]]) -> None:
@@ -244,24 +246,18 @@ def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, 
         x, losses = lines[along]
         return np.array([fit(x[:-left_out], own[:-left_out])(at) for own in losses.T])
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(along: str, left_out: int) -> None:
-            ax.clear()
-            x, losses = lines[along]
-            fine = np.geomspace(x[0], x[-1], 60)
-            figures.band(ax, fine, predicted(along, left_out, fine), figures.BLUE)
-            ax.plot(x[:-left_out], losses[:-left_out].mean(1), "o", color=figures.BLACK)
-            ax.plot(x[-left_out:], losses[-left_out:].mean(1), "o", color=figures.RED)
-            ax.set(xscale="log", yscale="log", xlabel=along, ylabel="test loss (nats)", ylim=(0.6, 2.5))
-            ax.set_yticks((0.75, 1, 1.5, 2), (0.75, 1, 1.5, 2))
-            ax.set_xticks(x, [f"{size:,}" for size in x])
-            ax.minorticks_off()
-            ax.text(0.02, 0.16, "black: fitted", transform=ax.transAxes)
-            ax.text(0.02, 0.06, "orange: to be predicted", color=figures.RED, transform=ax.transAxes)
-
-        return update
+    def paint(ax: Axes, along: str, left_out: int) -> None:
+        x, losses = lines[along]
+        fine = np.geomspace(x[0], x[-1], 60)
+        figures.band(ax, fine, predicted(along, left_out, fine), figures.BLUE)
+        ax.plot(x[:-left_out], losses[:-left_out].mean(1), "o", color=figures.BLACK)
+        ax.plot(x[-left_out:], losses[-left_out:].mean(1), "o", color=figures.RED)
+        ax.set(xscale="log", yscale="log", xlabel=along, ylabel="test loss (nats)", ylim=(0.6, 2.5))
+        ax.set_yticks((0.75, 1, 1.5, 2), (0.75, 1, 1.5, 2))
+        ax.set_xticks(x, [f"{size:,}" for size in x])
+        ax.minorticks_off()
+        ax.text(0.02, 0.16, "black: fitted", transform=ax.transAxes)
+        ax.text(0.02, 0.06, "orange: to be predicted", color=figures.RED, transform=ax.transAxes)
 
     def caption(along: str, left_out: int) -> str:
         x, losses = lines[along]
@@ -269,6 +265,6 @@ def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, 
         return f"Test loss against {along}. The last point lies {off:+.0f} % off its prediction.".replace("-", "−")
 
     left_out = widgets.slider("points left out of the fit", (1, 2), 1)
-    widgets.explore(
-        make, alt=caption, along=widgets.menu("what grows", list(lines), list(lines)[-1]), left_out=left_out
+    widgets.explore_axes(
+        paint, alt=caption, along=widgets.menu("what grows", list(lines), list(lines)[-1]), left_out=left_out
     )
