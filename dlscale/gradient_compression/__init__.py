@@ -57,11 +57,9 @@ def nbytes(message: Tree) -> int:
     return sum(map(one, jax.tree.leaves(message, is_leaf=lambda part: isinstance(part, Sparse))))
 
 
-def _travels(part: Sparse | Array) -> Array:
-    """Bytes of a list without what fills it up, or of an array."""
-    if isinstance(part, Sparse):
-        return (part.indices != NOWHERE).sum() * ENTRY
-    return jnp.int32(program.nbytes(part))
+def _travels(part: Sparse) -> Array:
+    """Bytes of a list without what fills it up."""
+    return (part.indices != NOWHERE).sum() * ENTRY
 
 
 # From an array to a gradient
@@ -419,24 +417,20 @@ def merged(a: Sparse, b: Sparse, length: int) -> Sparse:
     return Sparse(indices[:length], values[:length])
 
 
-def sum_by_doubling(own: Sparse, size: int, axis_name: str, switch: bool = True) -> tuple[Array, Array]:
+def sum_by_doubling(own: Sparse, size: int, axis_name: str) -> tuple[Array, Array]:
     """The sum of all workers' lists, as a flat array of this size, and the bytes this worker sent in each round.
 
-    Renggli et al. 2018 (SparCML). Two workers exchange what they have, in each round with a partner twice as far away.
-    Lists grow; with `switch` they become an array as soon as they may be longer than it. Raises ValueError unless there
-    are 2ⁿ workers.
+    Renggli et al. 2018 (SparCML), without their switch to arrays. Two workers exchange what they have, in each round
+    with a partner twice as far away. Raises ValueError unless there are 2ⁿ workers.
     """
     workers, sent = lax.axis_size(axis_name), []
     if workers & (workers - 1):
         raise ValueError(f"Doubling needs a power of two of workers, not {workers}: use `sum_by_split`.")
-    part: Sparse | Array = own
     for d in (2**i for i in range(workers.bit_length() - 1)):
-        if switch and isinstance(part, Sparse) and ENTRY * part.values.size >= 4 * size:
-            part = scattered(part, size)
-        sent.append(_travels(part))
-        other = jax.tree.map(lambda a, d=d: lax.ppermute(a, axis_name, [(w, w ^ d) for w in range(workers)]), part)
-        part = merged(part, other, min(2 * part.values.size, size)) if isinstance(part, Sparse) else part + other
-    return (scattered(part, size) if isinstance(part, Sparse) else part), jnp.asarray(sent, jnp.int32)
+        sent.append(_travels(own))
+        other = jax.tree.map(lambda a, d=d: lax.ppermute(a, axis_name, [(w, w ^ d) for w in range(workers)]), own)
+        own = merged(own, other, min(2 * own.values.size, size))
+    return scattered(own, size), jnp.asarray(sent, jnp.int32)
 
 
 def sum_by_split(

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlscale.lab import intervals
 from dlscale.page import figures, widgets
 
+Named = Mapping[str, np.ndarray]
 Methods = Mapping[str, Sequence[tuple[str, np.ndarray, float]]]  # of each its settings: name, what arrives, bytes
 
 
@@ -73,28 +75,19 @@ def compressors(matrix: np.ndarray, methods: Methods, levels: Sequence[str]) -> 
 
 def messages(errors: Mapping[tuple[str, bool], np.ndarray], reference: str) -> None:
     """Explore the squared error of the mean of many messages, by method, with a memory (True) and without."""
-    count = len(next(iter(errors.values())))
     names = [*dict.fromkeys(name for name, _ in errors)]
+    count = len(errors[reference, False])
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(method: str) -> None:
-            ax.clear()
-            shown = {"without memory": errors[method, False], "with memory": errors[method, True]}
-            shown |= {f"{reference},\nwithout memory": errors[reference, False]} if method != reference else {}
-            pairs = zip(shown.items(), (figures.GREY, figures.BLUE, figures.ORANGE), strict=False)
-            lines = {name: ax.plot(range(1, count + 1), np.log10(e), color=color)[0] for (name, e), color in pairs}
-            figures.names(ax, lines, gap=0.4)
-            ax.axhline(0, color=figures.BLACK, linewidth=1, linestyle=":")
-            ax.text(10, 0.1, "as if nothing had been sent")
-            ax.set(
-                xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)"
-            )
-            ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1))
-            ax.set_yticks(range(-4, 2), [f"$10^{{{power}}}$" for power in range(-4, 2)])
-
-        return update
+    def paint(ax: Axes, method: str) -> None:
+        shown = {"without memory": errors[method, False], "with memory": errors[method, True]}
+        shown |= {f"{reference},\nwithout memory": errors[reference, False]} if method != reference else {}
+        logs = {name: np.log10(error) for name, error in shown.items()}
+        _lines(ax, range(1, count + 1), logs, (figures.GREY, figures.BLUE, figures.ORANGE), gap=0.4)
+        ax.axhline(0, color=figures.BLACK, linewidth=1, linestyle=":")
+        ax.text(10, 0.1, "as if nothing had been sent")
+        ax.set(xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)")
+        ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1))
+        ax.set_yticks(range(-4, 2), [f"$10^{{{power}}}$" for power in range(-4, 2)])
 
     def caption(method: str) -> str:
         without, with_memory = (100 * errors[method, memory][-1] for memory in (False, True))
@@ -103,71 +96,66 @@ def messages(errors: Mapping[tuple[str, bool], np.ndarray], reference: str) -> N
             f"memory, and by {with_memory:.2g} % with one."
         )
 
-    widgets.explore(make, alt=caption, height=3.3, method=widgets.menu("method", names, names[2]))
+    widgets.explore_axes(paint, alt=caption, height=3.3, method=widgets.menu("method", names, names[2]))
+
+
+def _lines(ax: Axes, x: Sequence[float], shown: Named, colors: Sequence[str], gap: float, style: str = "-") -> None:
+    """Curves over x, named at their ends, with names at least `gap` apart."""
+    pairs = zip(shown.items(), colors, strict=False)
+    figures.names(ax, {name: ax.plot(x, y, style, color=color)[0] for (name, y), color in pairs}, gap)
 
 
 def memories(lengths: Mapping[str, np.ndarray]) -> None:
     """How long the memory is after each message, in lengths of the gradient, by method."""
     figure, ax = figures.new(height=3.0)
-    lines = {}
-    for (name, length), color in zip(
-        lengths.items(), (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PINK), strict=True
-    ):
-        (lines[name],) = ax.plot(np.arange(1, len(length) + 1), length, color=color)
-    figures.names(ax, lines, gap=0.08 * max(length.max() for length in lengths.values()))
+    count = len(next(iter(lengths.values())))
+    colors = (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PINK)
+    _lines(ax, range(1, count + 1), lengths, colors, gap=0.08 * max(length.max() for length in lengths.values()))
     ax.set(xlabel="messages about the same gradient", ylabel="length of the memory\n(length of the gradient = 1)")
-    ax.set(xlim=(1, len(length)), ylim=(0, None))
+    ax.set(xlim=(1, count), ylim=(0, None))
     said = "; ".join(f"{name} {length[-1]:.1f}" for name, length in lengths.items())
-    figures.show(figure, f"Length of the memory after {len(length)} messages: {said}.")
+    figures.show(figure, f"Length of the memory after {count} messages: {said}.")
 
 
 # Section 3
 
 
 def staircase(paths: Mapping[str, np.ndarray]) -> None:
-    """The quiet weight of the toy problem, (steps,), by method."""
+    """The quiet weight of the toy problem, (steps,), of SGD, without memory, with memory, and corrected."""
     figure, ax = figures.new(height=3.0)
-    colors = {"SGD": figures.BLACK, "without memory": figures.GREY, "with memory": figures.BLUE}
-    colors["with memory, corrected"] = figures.ORANGE
-    lines = {}
-    for name, path in paths.items():
-        (lines[name],) = ax.plot(path, color=colors[name], linestyle=":" if "corrected" in name else "-")
-    lines["SGD"].set(linewidth=5, alpha=0.25)
-    figures.names(ax, lines, gap=0.09)
-    ax.set(xlabel="step", ylabel="quiet weight (its best value is 0)", xlim=(0, len(path) - 1), ylim=(-0.15, 1.08))
+    count = len(paths["SGD"])
+    _lines(ax, range(count), paths, (figures.PINK, figures.GREY, figures.BLUE, figures.ORANGE), gap=0.09)
+    ax.lines[0].set(linewidth=5, alpha=0.4)
+    ax.lines[-1].set_linestyle(":")
+    ax.set(xlabel="step", ylabel="quiet weight (its best value is 0)", xlim=(0, count - 1), ylim=(-0.15, 1.08))
     said = "; ".join(f"{name} {path[-1]:.2f}" for name, path in paths.items())
-    figures.show(figure, f"The quiet weight after {len(path) - 1} steps: {said}. With memory it falls in stairs.")
+    figures.show(figure, f"The quiet weight after {count - 1} steps: {said}. With memory it falls in stairs.")
 
 
 def training(dense: np.ndarray, losses: Mapping[tuple[float, bool], np.ndarray]) -> None:
     """Explore the training loss, (steps,), by the share of entries that is sent, with a memory (True) and without."""
     window = 12
     smooth = lambda loss: np.convolve(loss, np.ones(window) / window, "valid")  # noqa: E731
-    everything, curves = smooth(dense), {key: smooth(loss) for key, loss in losses.items()}
+    t = np.arange(window, len(dense) + 1)
 
-    def make(fig: Figure) -> widgets.Update:
-        ax, t = figures.axes(fig), np.arange(len(everything)) + window
+    def shown(share: float) -> dict[str, np.ndarray]:
+        curves = {"everything": dense, "without memory": losses[share, False], "with memory": losses[share, True]}
+        return {name: smooth(loss) for name, loss in curves.items()}
 
-        def update(share: float) -> None:
-            ax.clear()
-            shown = {"everything": everything}
-            shown |= {"without memory": curves[share, False], "with memory": curves[share, True]}
-            pairs = zip(shown.items(), (figures.BLACK, figures.GREY, figures.BLUE), strict=True)
-            figures.names(ax, {name: ax.plot(t, loss, color=color)[0] for (name, loss), color in pairs}, gap=0.11)
-            ax.set(xlabel="step", ylabel=f"training loss, mean of {window} steps", xlim=(0, t[-1]), ylim=(1, 2.6))
-
-        return update
+    def paint(ax: Axes, share: float) -> None:
+        _lines(ax, t, shown(share), (figures.BLACK, figures.GREY, figures.BLUE), gap=0.11)
+        ax.set(xlabel="step", ylabel=f"training loss, mean of {window} steps", xlim=(0, t[-1]), ylim=(1, 2.6))
 
     def caption(share: float) -> str:
-        without, with_memory = (curves[share, memory][-1] for memory in (False, True))
+        everything, without, with_memory = (loss[-1] for loss in shown(share).values())
         return (
             f"Largest {100 * share:g} % sent: the loss ends at {without:.2f} without a memory and at "
-            f"{with_memory:.2f} with one. With everything sent it ends at {everything[-1]:.2f}."
+            f"{with_memory:.2f} with one. With everything sent it ends at {everything:.2f}."
         )
 
     shares = sorted({share for share, _ in losses}, reverse=True)
     share = widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}")
-    widgets.explore(make, alt=caption, height=3.3, share=share)
+    widgets.explore_axes(paint, alt=caption, height=3.3, share=share)
 
 
 # Section 4
@@ -203,40 +191,35 @@ def fill(teams: Sequence[int], filled: Mapping[tuple[str, float], np.ndarray], e
 
     `expected(share, workers)` is that share for lists drawn at random.
     """
-    shares = sorted({share for _, share in filled})
-    names = {"random lists": figures.ORANGE, "with memory": figures.BLUE, "without memory": figures.GREY}
+    kinds = {"with memory": figures.BLUE, "without memory": figures.GREY}
 
-    def random(share: float) -> list[float]:
-        return [100 * expected(share, workers) for workers in teams]
-
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(share: float) -> None:
-            ax.clear()
-            (line,) = ax.plot(teams, random(share), "o:", color=names["random lists"])
-            lines = {"random lists": line}
-            for name in [*names][1:]:
-                lines[name] = figures.band(ax, teams, 100 * filled[name, share], names[name], marker="o")
-            ax.axhline(50, color=figures.BLACK, linewidth=1)
-            ax.text(2, 52, "from here on the list is longer than the array")
-            figures.names(ax, lines, gap=7)
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(teams, teams)
-            ax.set(xlabel="workers", ylabel="entries of the sum (%)", ylim=(0, 104))
-
-        return update
+    def paint(ax: Axes, share: float) -> None:
+        random = [100 * expected(share, workers) for workers in teams]
+        lines = {"random lists": ax.plot(teams, random, "o:", color=figures.ORANGE)[0]}
+        for name, color in kinds.items():
+            lines[name] = figures.band(ax, teams, 100 * filled[name, share], color, marker="o")
+        ax.axhline(50, color=figures.BLACK, linewidth=1)
+        ax.text(2, 52, "from here on the list is longer than the array")
+        figures.names(ax, lines, gap=7)
+        _by_workers(ax, teams)
+        ax.set(ylabel="entries of the sum (%)", ylim=(0, 104))
 
     def caption(share: float) -> str:
-        ends = {name: 100 * filled[name, share][:, -1].mean() for name in [*names][1:]}
+        due, bare = (100 * filled[name, share][:, -1].mean() for name in kinds)
         return (
-            f"Largest {100 * share:g} % of {teams[-1]} workers: with a memory the sum has "
-            f"{ends['with memory']:.0f} % of all entries, without a memory {ends['without memory']:.0f} %. Random "
-            f"lists would have {random(share)[-1]:.0f} %."
+            f"Largest {100 * share:g} % of {teams[-1]} workers: with a memory the sum has {due:.0f} % of all entries, "
+            f"without a memory {bare:.0f} %. Random lists would have {100 * expected(share, teams[-1]):.0f} %."
         )
 
+    shares = sorted({share for _, share in filled})
     slider = widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}")
-    widgets.explore(make, alt=caption, height=3.3, share=slider)
+    widgets.explore_axes(paint, alt=caption, height=3.3, share=slider)
+
+
+def _by_workers(ax: Axes, teams: Sequence[int]) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(teams, teams)
+    ax.set(xlabel="workers")
 
 
 # The further notebook
@@ -246,58 +229,45 @@ def parts(lost: Mapping[str, np.ndarray], by_rate: Mapping[str, np.ndarray], rat
     """Explore points lost, (seeds,), and validation accuracy, (rates, seeds) in per cent, by method."""
     names = [*lost]
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2, width_ratios=[1, 1.1])
-        for place, samples in enumerate(lost.values()):
+    def paint(left: Axes, right: Axes, method: str) -> None:
+        for place, (name, samples) in enumerate(lost.items()):
             mean, low, high = intervals.interval(samples)
-            left.plot([low, high], [place, place], color=figures.BLUE)
-            left.plot(mean, place, "o", color=figures.BLUE)
+            color = figures.BLUE if name == method else figures.GREY
+            left.plot([low, high], [place, place], color=color)
+            left.plot(mean, place, "o", color=color)
         left.axvline(0, color=figures.BLACK, linewidth=1)
         left.set_yticks(range(len(names)), names)
-        left.set(xlabel="points lost, 95 % interval", ylim=(len(names) - 0.4, -0.6))
-
-        def update(method: str) -> None:
-            right.clear()
-            for place, (name, color) in enumerate(((method, figures.BLUE), ("dense, clipped", figures.BLACK))):
-                figures.band(right, rates, by_rate[name].T, color, marker="o")
-                right.text(0.02, 0.02 + 0.08 * place, name, color=color, transform=right.transAxes)
-            right.set_xscale("log", base=2)
-            right.set_xticks(rates, [f"1/{1 / rate:.0f}" for rate in rates])
-            right.set(xlabel="learning rate", ylabel="validation accuracy (%)", ylim=(0, 65))
-
-        return update
+        left.set(xlabel="points lost, 95 % interval", ylim=(len(names) - 0.4, -0.6), title="test set, best rate")
+        for place, (name, color) in enumerate(((method, figures.BLUE), ("dense, clipped", figures.BLACK))):
+            figures.band(right, rates, by_rate[name].T, color, marker="o")
+            right.text(0.02, 0.02 + 0.08 * place, name, color=color, transform=right.transAxes)
+        right.set_xscale("log", base=2)
+        right.set_xticks(rates, [f"1/{1 / rate:.0f}" for rate in rates])
+        right.set(xlabel="learning rate", ylabel="accuracy (%)", ylim=(0, 65), title="validation set, each rate")
 
     def caption(method: str) -> str:
         best = rates[int(by_rate[method].mean(1).argmax())]
         return f"{method}: {lost[method].mean():.1f} points lost; its best learning rate is 1/{1 / best:.0f}."
 
     menu = widgets.menu("method", names, "feedback")
-    widgets.explore(make, alt=caption, width=8.4, height=3.4, method=menu)
+    widgets.explore_axes(paint, alt=caption, columns=2, width=8.4, height=3.4, method=menu)
 
 
 def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]]) -> None:
     """Explore the bytes of the busiest worker over those of a dense all-reduce, (teams,), by share and algorithm."""
-    colors = (figures.GREEN, figures.PINK, figures.RED, figures.BLUE)
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(share: float) -> None:
-            ax.clear()
-            pairs = zip(ratios[share].items(), colors, strict=True)
-            lines = {name: ax.plot(teams, np.log10(ratio), "o-", color=color)[0] for (name, ratio), color in pairs}
-            figures.names(ax, lines, gap=0.25)
-            ax.axhline(0, color=figures.BLACK, linewidth=1)
-            ax.text(2, 0.06, "dense all-reduce")
-            ax.set_xscale("log", base=2)
-            ax.set_xticks(teams, teams)
-            ax.set_yticks(range(-3, 2), ["0.001", "0.01", "0.1", "1", "10"])
-            ax.set(xlabel="workers", ylabel="bytes of the busiest worker\n(dense all-reduce = 1)", ylim=(-3, 1.6))
-
-        return update
+    def paint(ax: Axes, share: float) -> None:
+        logs = {name: np.log10(ratio) for name, ratio in ratios[share].items()}
+        colors = (figures.GREEN, figures.PINK, figures.RED, figures.BLUE)
+        _lines(ax, teams, logs, colors, style="o-", gap=0.25)
+        ax.axhline(0, color=figures.BLACK, linewidth=1)
+        ax.text(2, 0.06, "dense all-reduce")
+        _by_workers(ax, teams)
+        ax.set_yticks(range(-3, 2), ["0.001", "0.01", "0.1", "1", "10"])
+        ax.set(ylabel="bytes of the busiest worker\n(dense all-reduce = 1)", ylim=(-3, 1.6))
 
     def caption(share: float) -> str:
         said = ", ".join(f"{name} {ratio[-1]:.2g}" for name, ratio in ratios[share].items())
         return f"Largest {100 * share:g} % of {teams[-1]} workers, bytes over those of a dense all-reduce: {said}."
 
-    widgets.explore(make, alt=caption, height=3.4, share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"))
+    widgets.explore_axes(paint, alt=caption, height=3.4, share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"))

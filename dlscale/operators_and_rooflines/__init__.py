@@ -31,22 +31,17 @@ from dlscale.lab import checks
 Clock = Callable[[], float]
 
 
-def seconds(
-    f: Callable[..., Any], *args: Any, again: bool = False, at_least: float = 0.05, clock: Clock = time.perf_counter
-) -> float:
+def seconds(f: Callable[..., Any], *args: Any, at_least: float = 0.05, clock: Clock = time.perf_counter) -> float:
     """Seconds of one call of f, compiled: the shortest of at least three, and of as many as `at_least` seconds take.
 
-    With `again` the result is the first argument of the next call, in the same memory, whether f reads it or not: else
-    the system must find fresh pages for a large result each time, which takes longer than many an operator. The `clock`
-    `time.process_time` counts what this process computes, on all its cores together, not what others do meanwhile.
+    The `clock` `time.process_time` counts what this process computes, on all its cores together, not what others do
+    meanwhile.
     """
-    run, (x, *rest) = jax.jit(f, donate_argnums=(0,) if again else (), keep_unused=again), args
-    x, times = jax.block_until_ready(jax.tree.map(jnp.array, x) if again else x), []
+    run, times = jax.jit(f), []
     while len(times) < 4 or sum(times[1:]) < at_least:
         start = clock()
-        result = jax.block_until_ready(run(x, *rest))
+        jax.block_until_ready(run(*args))
         times.append(clock() - start)
-        x = result if again else x
     return min(times[1:])  # the first one compiled
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from dlscale.operators_and_rooflines import Piece, total, workspace
 from dlscale.page import figures, widgets
@@ -26,6 +25,7 @@ def opening(cases: Mapping[str, tuple[float, float]]) -> None:
     ax.axvline(1, color=figures.BLACK, linewidth=1)
     ax.set(xscale="log", xlim=(0.2, 200), ylim=(len(cases) - 0.5, -0.5), xlabel="ratio (1 = no change)")
     ax.set_yticks(range(len(cases)), list(cases))
+    ax.set_xticks([1, 10, 100], [1, 10, 100])
     said = (f"{' '.join(name.split())}: FLOP × {flop:.2g}, time × {time:.2g}" for name, (flop, time) in cases.items())
     figures.show(figure, "; ".join(said))
 
@@ -38,21 +38,15 @@ def dense(seconds: Mapping[int, float], side: int, peak: float, bandwidth: float
     batches = np.array([*seconds])
     arithmetic, memory = 2e3 * batches * side**2 / peak, 4e3 * (side**2 + 2 * batches * side) / bandwidth
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
+    def paint(ax: Axes, batch: int) -> None:
+        measured = [1e3 * time for time in seconds.values()]
         for times, name, color in ((memory, "memory", figures.RED), (arithmetic, "arithmetic", figures.BLUE)):
-            figures.name(ax, ax.plot(batches, times, color=color)[0], name)
-        ax.plot(batches, [1e3 * time for time in seconds.values()], "o-", color=figures.BLACK, linewidth=0.8)
-        ax.text(batches[0], 1.25e3 * seconds[batches[0]], "measured")
+            figures.name(ax, ax.plot(batches, times, color=color)[0], name, -3)
+        line = ax.plot(batches, measured, "o-", color=figures.BLACK, linewidth=0.8)[0]
+        figures.name(ax, line, "measured", 3)
+        ax.plot(batch, 1e3 * seconds[batch], "o", color=figures.BLACK, markersize=11)
         ax.set(xscale="log", yscale="log", xlabel="batch", ylabel="milliseconds", xlim=(0.9, 1.1 * batches[-1]))
         ax.set_xticks(batches, [str(batch) for batch in batches], minor=False)
-        (mark,) = ax.plot([], [], "o", color=figures.BLACK, markersize=11)
-
-        def update(batch: int) -> list[Artist]:
-            mark.set_data([batch], [1e3 * seconds[batch]])
-            return [mark]
-
-        return update
 
     def caption(batch: int) -> str:
         i = [*seconds].index(batch)
@@ -62,7 +56,7 @@ def dense(seconds: Mapping[int, float], side: int, peak: float, bandwidth: float
             f"{limit}-bound. Measured: {1e3 * seconds[batch]:.3g} ms."
         )
 
-    widgets.explore(make, alt=caption, height=3.2, batch=widgets.slider("batch", [*seconds], batches[0]))
+    widgets.explore_axes(paint, alt=caption, height=3.2, batch=widgets.slider("batch", [*seconds], batches[0]))
 
 
 LOWEST, MOST = 0.03, 2500  # FLOP per byte at the edges
@@ -72,62 +66,62 @@ def roof(points: Mapping[str, tuple[float, float]], peak: float, bandwidth: floa
     """Explore where operators lie: FLOP/s over arithmetic intensity, below the roof."""
     kinds = dict(zip(dict.fromkeys(name.split(",")[0] for name in points), COLORS, strict=True))
 
-    def make(fig: Figure) -> widgets.Update:
-        ax, intensity = figures.axes(fig), np.geomspace(LOWEST, MOST, 300)
+    upper = max(
+        ("element-wise", "sum"), key=lambda name: points[name][1]
+    )  # of the same intensity: its name stands left
+    ends = [name for name in points if "," in name]
+    named = {name: name for name in points if name not in ends} | {ends[0]: ends[0], ends[-1]: ends[-1].split(", ")[1]}
+
+    def paint(ax: Axes, operator: str) -> None:
+        intensity = np.geomspace(LOWEST, MOST, 300)
         ax.plot(intensity, np.minimum(peak, bandwidth * intensity) / 1e9, color=figures.BLACK, linewidth=2.5)
         ax.text(0.7, 1.35 * 0.7 * bandwidth / 1e9, "bandwidth", rotation=47, rotation_mode="anchor")
         ax.text(0.9 * MOST, 1.15 * peak / 1e9, "peak", ha="right")
         for kind, color in kinds.items():
             own = np.array([point for name, point in points.items() if name.split(",")[0] == kind]).T
             ax.plot(own[0], own[1] / 1e9, "o-", color=color, markersize=5, linewidth=0.8)
-            if kind == "element-wise":  # it lies at the roof: its name stands above the slope
-                at = 0.95 * own[0, 0], 1.1 * max(own[1, 0], bandwidth * own[0, 0]) / 1e9
-                ax.text(*at, kind, color=color, va="bottom", ha="right")
+        for name, label in named.items():
+            (x, y), color = points[name], kinds[name.split(",")[0]]
+            if name == upper:
+                ax.text(0.93 * x, max(y, 1.05 * bandwidth * x) / 1e9, label, color=color, va="bottom", ha="right")
             else:
-                ax.text(1.12 * own[0, 0], 0.8 * own[1, 0] / 1e9, kind, color=color, va="top")
-        (mark,) = ax.plot([], [], "o", color=figures.BLACK, markersize=12, fillstyle="none", markeredgewidth=2)
-        (gap,) = ax.plot([], [], ":", color=figures.BLACK)
+                ax.text(1.15 * x, 0.95 * y / 1e9, label, color=color, va="top")
+        x, y = points[operator]
+        ax.plot(x, y / 1e9, "o", color=figures.BLACK, markersize=12, fillstyle="none", markeredgewidth=2)
+        ax.plot([x, x], [y / 1e9, min(peak, bandwidth * x) / 1e9], ":", color=figures.BLACK)
         ax.set(xscale="log", yscale="log", xlim=(LOWEST, MOST), ylim=(0.01 * peak / 1e9, 2.2 * peak / 1e9))
         ax.set(xlabel="arithmetic intensity (FLOP per byte)", ylabel="GFLOP/s")
-
-        def update(operator: str) -> list[Artist]:
-            x, y = points[operator]
-            mark.set_data([x], [y / 1e9])
-            gap.set_data([x, x], [y / 1e9, min(peak, bandwidth * x) / 1e9])
-            return [mark, gap]
-
-        return update
 
     def caption(operator: str) -> str:
         x, y = points[operator]
         limit = "memory" if bandwidth * x < peak else "compute"
         return (
-            f"{operator}: {x:.2g} FLOP per byte, {limit}-bound. It reaches {y / 1e9:.2g} GFLOP/s, "
+            f"{operator}: {x:.3g} FLOP per byte, {limit}-bound. It reaches {y / 1e9:.2g} GFLOP/s, "
             f"{100 * y / peak:.0f} % of the peak and {100 * y / min(peak, bandwidth * x):.0f} % of the roof."
         )
 
-    widgets.explore(make, alt=caption, height=4, operator=widgets.menu("operator", [*points]))
+    menu = widgets.menu("operator", [*points], "convolution 3 × 3")
+    widgets.explore_axes(paint, alt=caption, height=4, operator=menu)
 
 
-def fusion(separate: Mapping[int, float], fused: Mapping[int, float], numbers: int, peak: float) -> None:
+def fusion(
+    separate: Mapping[int, float], fused: Mapping[int, float], numbers: int, peak: float, bandwidth: float
+) -> None:
     """Explore a chain of element-wise operators: its time in separate calls and fused, by its length."""
-    lengths, compute = np.array([*separate]), 1e3 * 2 * numbers / peak
+    lengths = np.array([*separate])
+    arithmetic, memory = 2e3 * numbers / peak * lengths, 8e3 * numbers / bandwidth + 0 * lengths
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
+    def paint(ax: Axes, length: int) -> None:
         for times, name, color in ((separate, "separate", figures.RED), (fused, "fused", figures.BLUE)):
             line = ax.plot(lengths, [1e3 * times[n] for n in lengths], "o-", color=color, markersize=4)[0]
             figures.name(ax, line, name)
-        figures.name(ax, ax.plot(lengths, compute * lengths, ":", color=figures.GREY)[0], "arithmetic alone", -6)
+        for times, name, shift in ((arithmetic, "arithmetic alone", 2), (memory, "memory alone", -6)):
+            figures.name(ax, ax.plot(lengths, times, ":", color=figures.GREY)[0], name, shift)
         ax.set(xscale="log", yscale="log", xlabel="operators in the chain", ylabel="milliseconds")
         ax.set_xticks(lengths, [str(n) for n in lengths], minor=False)
-        (bar,) = ax.plot([], [], color=figures.BLACK, linewidth=3, alpha=0.5)
-
-        def update(length: int) -> list[Artist]:
-            bar.set_data([length] * 2, [1e3 * fused[length], 1e3 * separate[length]])
-            return [bar]
-
-        return update
+        ax.plot(
+            [length] * 2, [1e3 * fused[length], 1e3 * separate[length]], color=figures.BLACK, linewidth=3, alpha=0.5
+        )
 
     def caption(length: int) -> str:
         gain = separate[length] / fused[length]
@@ -136,7 +130,7 @@ def fusion(separate: Mapping[int, float], fused: Mapping[int, float], numbers: i
             f"fused, {gain:.1f} times faster."
         )
 
-    widgets.explore(make, alt=caption, height=3.2, length=widgets.slider("operators", [*separate], lengths[-2]))
+    widgets.explore_axes(paint, alt=caption, height=3.2, length=widgets.slider("operators", [*separate], lengths[-2]))
 
 
 # Convolution
@@ -146,27 +140,18 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
     """Explore convolutions by the side of the kernel: FLOP on the left, time on the right."""
     sizes = [*seconds["FFT"]]
 
-    def make(fig: Figure) -> widgets.Update:
-        axes = figures.axes(fig, 2)
-        for ax, found, scale in zip(axes, (flops, seconds), (1e-6, 1e3), strict=True):
-            lines = {way: ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
-                     for way, f in found.items()}  # fmt: skip
-            for way, line in lines.items():
-                figures.name(ax, line, way, -14 if "Winograd" in way else 0)
+    def paint(left: Axes, right: Axes, kernel: int) -> None:
+        for ax, found, scale in ((left, flops, 1e-6), (right, seconds, 1e3)):
+            for way, f in found.items():
+                line = ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
+                figures.name(ax, line, way)
+            ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
-            values, (low, high) = [1, 2, 5, 10, 20, 50, 100, 200, 500], ax.get_ylim()
-            ax.set_ylim(0.7 * low, high)
+            values, (low, high) = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], ax.get_ylim()
             ax.minorticks_off()
             ax.set_yticks(ticks := [value for value in values if low <= value <= high], list(map(str, ticks)))
-            ax.set_ylabel("million FLOP" if found is flops else "milliseconds")
-        bars = [ax.axvline(sizes[0], color=figures.GREY, linewidth=6, alpha=0.3) for ax in axes]
-
-        def update(kernel: int) -> list[Artist]:
-            for bar in bars:
-                bar.set_xdata([kernel] * 2)
-            return bars
-
-        return update
+        left.set_ylabel("million FLOP")
+        right.set_ylabel("milliseconds")
 
     def caption(kernel: int) -> str:
         less, longer = (found["FFT"][kernel] / found["direct"][kernel] for found in (flops, seconds))
@@ -174,7 +159,9 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
             f"Kernel {kernel} × {kernel}: FFT does {less:.2g} times the FLOP of direct, in {longer:.2g} times the time."
         )
 
-    widgets.explore(make, alt=caption, height=3.4, kernel=widgets.slider("side of the kernel", sizes, sizes[2]))
+    widgets.explore_axes(
+        paint, alt=caption, columns=2, height=3.4, kernel=widgets.slider("side of the kernel", sizes, sizes[2])
+    )
 
 
 def crossovers(gains: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> None:
@@ -186,7 +173,7 @@ def crossovers(gains: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> No
     ax.axhline(0, color=figures.GREY, linewidth=1)
     ax.set_yticks(range(-5, 3), [f"{2**power}" if power >= 0 else f"1/{2**-power}" for power in range(-5, 3)])
     ax.set(xticks=sizes, xlim=(2.4, sizes[-1] + 0.1), xlabel="side of the kernel (pixels)")
-    ax.set(ylabel="times faster than the rival")
+    ax.set(ylabel="rival's time / FFT's time")
     figures.show(
         figure, "; ".join(f"{name}: {gain[0]:.2g} at 3 × 3, {gain[-1]:.2g} at 15 × 15" for name, gain in gains.items())
     )
@@ -204,28 +191,21 @@ def schedules(programs: Mapping[str, Sequence], schedule: Callable, processors: 
             chain.append(max(chain[-1].parents, key=lambda node: node.level))
         return set(chain)
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2, width_ratios=[1, 1.15])
-
-        def update(program: str, p: int) -> None:
-            nodes, steps = programs[program], schedule(programs[program], p)
-            chain = chain_of(nodes)
-            colors_of = lambda some: [figures.RED if n in chain else figures.BLUE for n in some]  # noqa: E731
-            left.clear(), right.clear()
-            levels = [[n for n in nodes if n.level == i] for i in range(1, len(chain) + 1)]
-            place = {n: (j - len(row) / 2, i) for i, row in enumerate(levels, 1) for j, n in enumerate(row)}
-            for n in nodes:
-                for q in filter(place.get, n.parents):
-                    color = figures.RED if {n, q} <= chain else "#bbbbbb"
-                    left.plot(*zip(place[q], place[n], strict=True), color=color, linewidth=0.8, zorder=1)
-            left.scatter(*zip(*place.values(), strict=True), c=colors_of(place), s=26)
-            left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="red: a longest chain")
-            for t, now in enumerate(steps):
-                color = colors_of(now)
-                right.barh(range(1, len(now) + 1), 0.9, left=t + 0.05, color=color, height=0.85)
-            right.set(xlabel="step", ylabel="processor", xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
-
-        return update
+    def paint(left: Axes, right: Axes, program: str, p: int) -> None:
+        nodes, steps = programs[program], schedule(programs[program], p)
+        chain = chain_of(nodes)
+        colors_of = lambda some: [figures.RED if n in chain else figures.BLUE for n in some]  # noqa: E731
+        levels = [[n for n in nodes if n.level == i] for i in range(1, len(chain) + 1)]
+        place = {n: (j - len(row) / 2, i) for i, row in enumerate(levels, 1) for j, n in enumerate(row)}
+        for n in nodes:
+            for q in filter(place.get, n.parents):
+                color = figures.RED if {n, q} <= chain else "#bbbbbb"
+                left.plot(*zip(place[q], place[n], strict=True), color=color, linewidth=0.8, zorder=1)
+        left.scatter(*zip(*place.values(), strict=True), c=colors_of(place), s=26)
+        left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="red: a longest chain")
+        for t, now in enumerate(steps):
+            right.barh(range(1, len(now) + 1), 0.9, left=t + 0.05, color=colors_of(now), height=0.85)
+        right.set(xlabel="step", ylabel="processor", xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
 
     def caption(program: str, p: int) -> str:
         work, steps = len(programs[program]), len(schedule(programs[program], p))
@@ -235,76 +215,66 @@ def schedules(programs: Mapping[str, Sequence], schedule: Callable, processors: 
             f"{max(depth, work / p):.1f} and {depth + (work - depth) / p:.1f}."
         )
 
-    slider = widgets.slider("processors", processors, 6)
-    widgets.explore(make, alt=caption, height=3.6, program=widgets.menu("program", [*programs]), p=slider)
+    menu, slider = widgets.menu("program", [*programs]), widgets.slider("processors", processors, 6)
+    widgets.explore_axes(paint, alt=caption, columns=2, height=3.6, program=menu, p=slider)
 
 
 def plans(found: Mapping[int, Mapping[str, Sequence[Piece]]], start: int) -> None:
     """Explore plans of micro-batches by the limit in MiB: a row for each name, a bar for each micro-batch."""
     longest = 1e3 * max(total(way) for plan in found.values() for way in plan.values())
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(limit: int) -> None:
-            ax.clear()
-            for row, way in enumerate(found[limit].values()):
-                ends = 1e3 * np.cumsum([0, *(piece.seconds for piece in way)])
-                colors = [WAYS[piece.algorithm] for piece in way]
-                ax.barh(row, np.diff(ends), left=ends[:-1], color=colors, edgecolor="white", height=0.6)
-                names = ", ".join(dict.fromkeys(piece.algorithm for piece in way))
-                ax.text(ends[-1] + 0.01 * longest, row, f"{names}, {workspace(way) / 2**20:.1f} MiB", va="center")
-            ax.set_yticks(range(len(found[limit])), [*found[limit]])
-            ax.set(xlim=(0, 1.45 * longest), ylim=(len(found[limit]) - 0.4, -0.6))
-            ax.set(title=f"limit {limit} MiB", xlabel="milliseconds (each bar is a micro-batch)")
-
-        return update
+    def paint(ax: Axes, limit: int) -> None:
+        for row, way in enumerate(found[limit].values()):
+            ends = 1e3 * np.cumsum([0, *(piece.seconds for piece in way)])
+            colors = [WAYS[piece.algorithm] for piece in way]
+            ax.barh(row, np.diff(ends), left=ends[:-1], color=colors, edgecolor="white", height=0.6)
+            names = ", ".join(dict.fromkeys(piece.algorithm for piece in way))
+            ax.text(ends[-1] + 0.01 * longest, row, f"{names}, {workspace(way) / 2**20:.1f} MiB", va="center")
+        ax.set_yticks(range(len(found[limit])), [*found[limit]])
+        ax.set(xlim=(0, 1.45 * longest), ylim=(len(found[limit]) - 0.4, -0.6))
+        ax.set(title=f"limit {limit} MiB", xlabel="milliseconds (each bar is a micro-batch)")
 
     def caption(limit: int) -> str:
         times = (f"{name} {1e3 * total(way):.0f} ms" for name, way in found[limit].items())
         return f"Limit {limit} MiB: {', '.join(times)}."
 
-    widgets.explore(make, alt=caption, height=2.8, limit=widgets.slider("limit (MiB)", [*found], start))
+    widgets.explore_axes(paint, alt=caption, height=2.8, limit=widgets.slider("limit (MiB)", [*found], start))
 
 
 def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
     """Step an array of cells: what each cell received from the left and from above, and its sum."""
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(cycle: int) -> None:
-            ax.clear()
-            for (i, j), total_ in np.ndenumerate(states[cycle - 1][2]):
-                right, down = (state[i, j] for state in states[cycle - 1][:2])
-                works = np.isfinite(right) and np.isfinite(down)
-                ax.fill([j, j + 0.94, j + 0.94, j], [i, i, i + 0.94, i + 0.94], color="#fdd0a2" if works else "#f0f0f0")
-                text = f"→ {right:.0f}\n↓ {down:.0f}" if works else "waits" if total_ == 0 else "done"
-                ax.text(j + 0.47, i + 0.35, text, ha="center", va="center")
-                ax.text(j + 0.47, i + 0.78, f"sum {total_:.0f}", ha="center", va="center", color=figures.BLUE)
-            ax.set(xlim=(-0.1, len(states[0][2][0])), ylim=(len(states[0][2]), -0.1), title=f"cycle {cycle}")
-            ax.set(xticks=[], yticks=[], frame_on=False)
-
-        return update
+    def paint(ax: Axes, cycle: int) -> None:
+        for (i, j), total_ in np.ndenumerate(states[cycle - 1][2]):
+            right, down = (state[i, j] for state in states[cycle - 1][:2])
+            works = np.isfinite(right) and np.isfinite(down)
+            ax.fill([j, j + 0.94, j + 0.94, j], [i, i, i + 0.94, i + 0.94], color="#fdd0a2" if works else "#f0f0f0")
+            text = f"→ {right:.0f}\n↓ {down:.0f}" if works else "waits" if total_ == 0 else "done"
+            ax.text(j + 0.47, i + 0.35, text, ha="center", va="center")
+            ax.text(j + 0.47, i + 0.78, f"sum {total_:.0f}", ha="center", va="center", color=figures.BLUE)
+        ax.set(xlim=(-0.1, len(states[0][2][0])), ylim=(len(states[0][2]), -0.1), title=f"cycle {cycle}")
+        ax.set(xticks=[], yticks=[], frame_on=False)
 
     def caption(cycle: int) -> str:
         works = np.isfinite(states[cycle - 1][0] + states[cycle - 1][1])
         return f"Cycle {cycle} of {len(states)}: {works.sum()} of {works.size} cells work."
 
     player = widgets.player("cycle", range(1, len(states) + 1), 3, interval=700)
-    widgets.explore(make, alt=caption, width=5, height=3.6, cycle=player)
+    widgets.explore_axes(paint, alt=caption, width=5, height=3.6, cycle=player)
 
 
 def energy(picojoules: Mapping[str, Mapping[str, float]]) -> None:
     """The energy of one product by where it goes, a row for each tiling, on a logarithmic axis."""
     figure, ax = figures.new(height=1 + 0.6 * len(picojoules))
     colors = {"arithmetic": figures.GREEN, "registers": figures.SKY, "SRAM": figures.ORANGE, "DRAM": figures.RED}
-    for row, parts in enumerate(picojoules.values()):
+    said = []
+    for row, (name, parts) in enumerate(picojoules.items()):
         for place, (level, color) in enumerate(colors.items()):
-            value, at = parts.get(level, 0), row + 0.2 * (place - 1.5)
-            ax.barh(at, value, 0.18, color=color)
-            if value:
-                ax.text(1.1 * value, at, f"{level} {value:,.{2 * (value < 10)}f}", va="center", color=color, fontsize=8)
+            if value := parts.get(level, 0):
+                at, text = row + 0.2 * (place - 1.5), f"{level} {value:,.{2 * (value < 10)}f}"
+                ax.barh(at, value, 0.18, color=color)
+                ax.text(1.1 * value, at, text, va="center", color=color, fontsize=8)
+                said.append(f"{' '.join(name.split())}: {text} pJ")
     ax.set(xscale="log", xlim=(0.1, 4e4), ylim=(len(picojoules) - 0.5, -0.5), xlabel="picojoules")
     ax.set_yticks(range(len(picojoules)), [*picojoules])
-    figures.show(figure, "; ".join(f"{name}: {sum(parts.values()):,.0f} pJ" for name, parts in picojoules.items()))
+    figures.show(figure, "; ".join(said))

@@ -4,24 +4,19 @@ import itertools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dlscale import operators_and_rooflines as operators
 from dlscale.course.exercises import Exercise, compare
-from dlscale.lab import program
 
 
 def _batch_needed(answer: Any) -> str | None:
     for inputs, outputs, peak, bandwidth in (
         (4096, 4096, 150e9, 20e9), (1024, 1000, 19.5e12, 1.5e12), (512, 2048, 100e9, 50e9), (4096, 4096, 9e9, 20e9)
     ):  # fmt: skip
-        wanted = next(
-            b
-            for b in range(1, 10**6)
-            if 2 * b * inputs * outputs / peak >= 4 * (inputs * outputs + b * (inputs + outputs)) / bandwidth
-        )
+        weights, moved = inputs * outputs, inputs + outputs
+        wanted = math.ceil(4 * weights / (2 * weights * bandwidth / peak - 4 * moved))
         what = f"For a layer {inputs} × {outputs}, {peak / 1e9:,.0f} GFLOP/s and {bandwidth / 1e9:,.0f} GB/s, the batch"
         if wrong := compare(what, answer(inputs, outputs, peak, bandwidth), wanted, 1e-9):
             return wrong
@@ -81,43 +76,6 @@ def fusion_gain(flops, peak, bandwidth):
 """,
     wrong=_fusion_gain,
     right="the gain is the length of the chain while the fused chain is memory-bound, and less once it is not.",
-)
-
-
-def _layer(batch: int, inputs: int, outputs: int) -> tuple[int, int]:
-    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((batch, inputs), (inputs, outputs), (outputs,))]
-    return program.work_depth(lambda x, w, b: jnp.maximum(x @ w + b, 0.0), *shapes)
-
-
-def _work_and_depth(answer: Any) -> str | None:
-    for shape in ((1, 4, 4), (32, 784, 128), (7, 1000, 3), (64, 1, 10)):
-        found, wanted = answer(*shape), _layer(*shape)
-        if np.shape(found) != (2,):
-            return "Give two numbers: work and depth."
-        for what, mine, right in zip(("work", "depth"), found, wanted, strict=True):
-            layer = f"For {shape[0]} examples, {shape[1]} inputs, {shape[2]} outputs, the {what}"
-            if wrong := compare(layer, mine, right, 1e-9):
-                return wrong
-    return None
-
-
-work_and_depth = Exercise(
-    id="operators_and_rooflines-work_and_depth",
-    answer="work_and_depth",
-    question="Write `work_and_depth(batch, inputs, outputs)`, which returns work and depth of a dense layer with "
-    "bias and ReLU. Sums are computed as trees.",
-    hints=(
-        "One result first: how many multiplications, how many additions, and in how many levels?",
-        "A sum of n numbers takes n − 1 additions in ⌈log₂ n⌉ levels. Bias and ReLU add one "
-        "operation and one level each.",
-    ),
-    code="""
-def work_and_depth(batch, inputs, outputs):
-    one = inputs + (inputs - 1) + 2
-    return batch * outputs * one, 1 + math.ceil(math.log2(inputs)) + 2
-""",
-    wrong=_work_and_depth,
-    right="the depth depends neither on the batch nor on the outputs, so all of them can be computed in parallel.",
 )
 
 

@@ -77,10 +77,6 @@ KEEPING = {
 WAYS = ("direct", "shifts", "im2col", "FFT")
 # The spectrum of kernels that do not change from call to call, in two layouts: in which one products are fast depends
 SPECTRUM_KEPT = {"FFT, spectrum kept": (0, 1, 2, 3), "FFT, spectrum kept, channels first": (2, 3, 0, 1)}
-ALONE = {  # as 4 images with 32 channels, but for one thing: the image's side, the channels
-    "4 images of 32 × 32, 32 channels": (4, 32, 32, 32),
-    "4 images of 64 × 64, 8 channels": (4, 64, 8, 8),
-}
 
 
 def shifts(x: Array, w: Array) -> Array:
@@ -145,13 +141,13 @@ def timed_in_kept_memory(way: str, shapes: list[Shape]) -> list[list[float]]:
 
 def kernels_trial(way: str, shape: str) -> dict[str, float]:
     """A way to convolve with kernels of all sizes."""
-    found = timed_in_kept_memory(way, [Shape(*(SHAPES | ALONE)[shape], k) for k in KERNELS])
+    found = timed_in_kept_memory(way, [Shape(*SHAPES[shape], k) for k in KERNELS])
     return {f"log2_us at {k}": us for k, (us, _) in zip(KERNELS, found, strict=True)}
 
 
 def kernels_plan(run: RunTrials) -> None:
     """Each way to convolve, the sum as it stands among them, for each shape."""
-    run([{"way": way, "shape": shape} for shape in SHAPES | ALONE for way in (*WAYS, *SPECTRUM_KEPT)])
+    run([{"way": way, "shape": shape} for shape in SHAPES for way in (*WAYS, *SPECTRUM_KEPT)])
 
 
 KERNEL_SIZES = Experiment(
