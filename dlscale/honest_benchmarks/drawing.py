@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from dlscale import honest_benchmarks as honest
 from dlscale.lab import intervals
 from dlscale.page import figures, widgets
+from dlscale.page.curves import Line, curves
 
 
 def _strip(ax: Axes, place: float, samples: np.ndarray, color: str) -> None:
@@ -44,12 +45,15 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
     starts = [0.0, 20.0, 40.0, cut]
 
     def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
+        left, right, apart = figures.axes(fig, 3, width_ratios=[2, 2, 1.3])
         for place, (runs, color) in enumerate(((theirs, figures.GREY), (ours, figures.BLUE))):
             _strip(right, place, runs, color)
             _whiskers(right, place + 0.3, intervals.interval(runs))
         right.set(xticks=[0, 1], xticklabels=["theirs", "ours"], xlim=(-0.5, 1.6), ylim=(lowest - 2, highest + 1))
-        right.set(title="all runs; black: mean", ylabel="test accuracy (%)")
+        right.set(title="all runs, mean and 95 %", ylabel="test accuracy (%)")
+        _whiskers(apart, 0, intervals.interval(ours - theirs))
+        apart.axhline(0, color=figures.RED)
+        apart.set(xticks=[], xlim=(-1, 1), ylim=(-4, 4), title="ours − theirs", ylabel="points")
         right.grid(axis="x", visible=False)
 
         def update(best_of: int, start: float) -> None:
@@ -63,9 +67,10 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
     def caption(best_of: int, start: float) -> str:
         gain = best[best_of] - theirs.mean()
         times = theirs.mean() / (theirs.mean() - start)  # Tufte's lie factor
+        mean, low, high = intervals.interval(ours - theirs)
         return (
             f"Best of {best_of}, axis from {start:g} %: the report claims {gain:+.1f} points, which look {times:.0f} "
-            f"times as large. Ours minus theirs is {intervals.interval(ours - theirs)} points."
+            f"times as large. Ours minus theirs is {mean:.1f} [{low:.1f}, {high:.1f}] points."
         ).replace("-", "−")
 
     widgets.explore(
@@ -78,21 +83,12 @@ def power(deviation: float) -> None:
     """Explore how often a comparison finds a true difference, by the number of seeds; `deviation` is of one run."""
     seeds, sigma, differences = np.arange(2, 81), np.sqrt(2) * deviation, [0.5, 1.0, 2.0, 3.0]
     lines = {delta: [100 * honest.power(delta, sigma, n) for n in seeds] for delta in differences}
+    styles = {"power": (figures.BLUE, "-"), "your seeds": (figures.RED, "o-"), "four of five": (figures.GREY, ":")}
+    axis = {"xlabel": "seeds of each method", "ylabel": "power (%)", "ylim": (0, 104), "xlim": (0, 81)}
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        ax.axhline(80, color=figures.GREY, linestyle=":")
-        ax.text(1, 82, "four times out of five", color=figures.GREY)
-        (line,) = ax.plot([], [], color=figures.BLUE)
-        (drop,) = ax.plot([], [], "o-", color=figures.RED, markersize=8, markevery=[1])
-        ax.set(xlabel="seeds of each method", ylabel="power (%)", ylim=(0, 104), xlim=(0, 81))
-
-        def update(delta: float, count: int) -> list[Artist]:
-            line.set_data(seeds, lines[delta])
-            drop.set_data([count, count], [0, lines[delta][count - 2]])
-            return [line, drop]
-
-        return update
+    def compute(delta: float, count: int) -> dict[str, Line]:
+        drop = [count, count], [0, lines[delta][count - 2]]
+        return {"power": (seeds, lines[delta]), "your seeds": drop, "four of five": ([0, 81], [80, 80])}
 
     def caption(delta: float, count: int) -> str:
         return (
@@ -103,7 +99,7 @@ def power(deviation: float) -> None:
 
     delta = widgets.slider("true difference (points)", differences, 1.0)
     count = widgets.slider("seeds of each method", [3, 5, 10, 20, 40, 60, 80], 10)
-    widgets.explore(make, alt=caption, height=2.9, delta=delta, count=count)
+    curves(styles, compute, caption, axis, corner=(0.02, 0.7), height=2.9, delta=delta, count=count)
 
 
 # Section 2
@@ -147,8 +143,8 @@ def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: 
         line = ax.axhline(target, color=figures.GREY, linestyle=":")
         (pair,) = ax.plot([], [], "o-", color=figures.RED, markersize=8, linewidth=1)
         names = [ax.text(0, 0, text, color=figures.RED, va="center") for text in ("first crossing", "fresh examples")]
-        ax.text(0.99, 0.04, f"black: mean of {width} looks", ha="right", transform=ax.transAxes)
-        ax.set(xlabel="thousand examples seen in training", ylabel="test accuracy (%)", ylim=(40, 60))
+        ax.text(0.99, 0.04, f"blue: test set; black: its mean of {width} looks", ha="right", transform=ax.transAxes)
+        ax.set(xlabel="thousand examples seen in training", ylabel="accuracy (%)", ylim=(40, 60))
         ax.set_xlim(0, thousands[-1])
 
         def update(run: int, every: int, target: float) -> list[Artist]:
@@ -186,37 +182,33 @@ def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: 
 # Section 4
 
 
-def systems(seconds: Mapping[str, np.ndarray], curves: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> None:
-    """Explore two systems: examples per second, and the time to a target; `curves` are accuracies (runs, looks)."""
-    one, many = curves
+def systems(seconds: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> None:
+    """Explore two systems: examples per second, and the time to a target; `found` are accuracies (runs, looks)."""
+    one, many = found
     colors, targets = (figures.GREY, figures.BLUE), [40.0, 44.0, 46.0, 48.0, 50.0]
 
     def times(target: float) -> list[np.ndarray]:
-        return [honest.first_crossing(seconds[name], runs, target, in_a_row=3) for name, runs in curves.items()]
+        return [honest.first_crossing(seconds[name], runs, target, in_a_row=3) for name, runs in found.items()]
 
     def make(fig: Figure) -> widgets.Update:
         left, right = figures.axes(fig, 2)
         _bars(left, {name.replace(", ", ",\n"): rate for name, rate in rates.items()}, colors, "{:.0f}")
         left.set(ylabel="thousand examples per second", title="the report", ylim=(0, 1.2 * max(rates.values())))
-        for (name, runs), color in zip(curves.items(), colors, strict=True):
+        for (name, runs), color in zip(found.items(), colors, strict=True):
             figures.band(right, 1e3 * seconds[name], runs, color)
         line = right.axhline(0, color=figures.BLACK, linestyle=":")
         marks = [right.plot([], [], "o", color=color, markersize=9)[0] for color in colors]
         sides = [{"ha": "left", "va": "top"}, {"ha": "right", "va": "bottom"}]  # clear of the curves
         names = [right.text(1, 50, "", color=color, **side) for color, side in zip(colors, sides, strict=True)]
-        right.set(
-            xscale="log", xlabel="milliseconds of training (log scale)", ylabel="test accuracy (%)", ylim=(10, 60)
-        )
-        right.set_title("what a user gets: time")
+        right.set(xscale="log", xlabel="milliseconds of training", ylabel="test accuracy (%)", ylim=(10, 60))
+        right.set_title("what a user gets (mean, 95 %)")
 
         def update(target: float) -> list[Artist]:
             line.set_ydata([target, target])
-            for mark, name, at, way in zip(marks, names, times(target), (-1, 1), strict=True):
-                at = 1e3 * honest.median(at)
+            for mark, name, found_at, way in zip(marks, names, times(target), (-1, 1), strict=True):
+                at = min(1e3 * honest.median(found_at), 1e9)  # far to the right if never
                 mark.set_data([at], [target])
-                name.set(text=f"{at:.0f} ms", visible=bool(np.isfinite(at)))
-                if np.isfinite(at):
-                    name.set_position((at * 0.85**way, target + 1.5 * way))
+                name.set(text=f"{at:.0f} ms", x=at * 0.85**way, y=target + 1.5 * way, clip_on=True)
             return [line, *marks, *names]
 
         return update
@@ -224,9 +216,9 @@ def systems(seconds: Mapping[str, np.ndarray], curves: Mapping[str, np.ndarray],
     def caption(target: float) -> str:
         alone, together = times(target)
         return (
-            f"{many}: {rates[many] / rates[one]:.0f} times the examples per second of {one}. The median run stays at "
-            f"{target:g} % after {1e3 * honest.median(together):.0f} ms, not {1e3 * honest.median(alone):.0f} ms, "
-            f"{honest.ratio(alone, together).mean:.1f} times faster."
+            f"{many}: {rates[many] / rates[one]:.0f} times the examples per second of {one}. Median times to "
+            f"{target:g} %: {1e3 * honest.median(together):.0f} and {1e3 * honest.median(alone):.0f} ms; median of "
+            f"{len(alone)} speed-ups: {honest.ratio(alone, together).mean:.1f}."
         )
 
     widgets.explore(make, alt=caption, height=3.2, target=widgets.slider("target (%)", targets, 50.0))
@@ -277,7 +269,7 @@ def beside(claimed: Mapping[str, float], hidden: Mapping[str, np.ndarray], label
         _strip(right, place, samples, figures.BLUE if place == len(hidden) - 1 else figures.GREY)
         _whiskers(right, place + 0.3, medians[name])
     right.set(title="what it hides; black: median", ylabel=labels[1], xlim=(-0.5, len(hidden) - 0.4))
-    right.set_xticks(range(len(hidden)), list(hidden))
+    right.set_xticks(range(len(hidden)), [name.replace(", ", ",\n") for name in hidden])
     right.grid(axis="x", visible=False)
     said = "; ".join(f"{name} {value:.3g}" for name, value in claimed.items())
     truth = "; ".join(f"{name} {found}" for name, found in medians.items())
@@ -319,11 +311,12 @@ def records(rows: Sequence[Mapping[str, Any]]) -> None:
                 side = {"ha": "right" if at > middle else "left", "fontsize": 8, "textcoords": "offset points"}
                 ax.annotate(row["group"].split(" (")[0].replace("UC ", ""), (at, height), (0, 5), bbox=box, **side)
             ends = np.array([x.min(), x.max()])
-            for power, style in ((honest.slope(x, y).mean, "k-"), (-1, "g--")):
-                ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
+            for name, power, style in (("fit", honest.slope(x, y).mean, "k-"), ("ideal scaling", -1, "g--")):
+                (line,) = ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
+                figures.name(ax, line, name)
             ax.set(yscale="log", xscale="log", xlabel="processors", ylabel="hours")
-            ax.set_title("blue: ResNet-50, orange: other networks; line: fit, dashed: ideal scaling", fontsize=9)
-            ax.margins(x=0.15, y=0.15)
+            ax.set_title("blue: ResNet-50, orange: other networks", fontsize=9)
+            ax.margins(x=0.2, y=0.15)
 
         return update
 

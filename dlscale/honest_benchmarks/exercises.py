@@ -48,11 +48,13 @@ def two_systems(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng, times = np.random.default_rng(seed), np.arange(1.0, 61.0)
     rise = lambda best, tau: best - (best - 10) * np.exp(-times / tau)  # noqa: E731
     curves = [rise(rng.uniform(50, 60), rng.uniform(6, 16)) + rng.normal(0, 0.7, (9, 60)) for _ in range(2)]
+    if not seed:  # above 45 %, five of their runs never arrive, and four are fast
+        curves[1] = np.where(np.arange(9)[:, None] < 5, np.minimum(times, 45.0), 60.0)
     return times, curves[0], curves[1]
 
 
 def _threshold(answer: Any) -> str | None:
-    for seed in range(3000, 3012):
+    for seed in (0, *range(3000, 3011)):
         times, ours, theirs = two_systems(seed)
         median = lambda runs, target, t=times: float(honest.median(honest.first_crossing(t, runs, target)))  # noqa: E731
         looks = {goal: median(theirs, goal) / mine for goal in TARGETS if np.isfinite(mine := median(ours, goal))}
@@ -69,9 +71,9 @@ threshold = Exercise(
     id="honest_benchmarks-threshold",
     answer="best_threshold",
     question="Commit one more cheat: choose the target after the runs. Write `best_threshold(times, ours, theirs, "
-    "targets)`, which returns the target at which ours looks best, by the ratio of the median times of "
-    "the first crossing. Accuracies have the shape (runs, looks). Leave out targets that half of our runs "
-    "or more never reach. If half of their runs never reach a target, the ratio is infinite and that target is best.",
+    "targets)`, which returns the target with the highest ratio of median first-crossing times, theirs "
+    "over ours. Accuracies have the shape (runs, looks). Leave out targets that half of our runs "
+    "or more never reach. If half of theirs or more never reach a target, its ratio is infinite: the best.",
     hints=(
         "`honest.median(honest.first_crossing(times, ours, target))` is the median time, infinite where it must be.",
         "Infinite by finite is infinite: no special case is needed, if targets that ours never reach are left out.",
@@ -115,7 +117,7 @@ def _interval(answer: Any) -> str | None:
     for what, chance in zip(("lower", "upper"), found.mean(0), strict=True):
         if not LEAST < chance < MOST:
             told = f"beyond your {what} end in {chance:.1%} of all cases"
-            return f"over {SAMPLES} samples, some with infinite times, the true median lies {told}; it should be 2.5%."
+            return f"over {SAMPLES} samples, some with infinite ends, the true median lies {told}; it should be 2.5%."
     return None
 
 

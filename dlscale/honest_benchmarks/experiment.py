@@ -151,19 +151,10 @@ CONFIRMS = (*(f"honest_benchmarks-{name}" for name in ("best", "search", "power"
 RACE = Experiment(
     "honest_benchmarks-race",
     "four ways to train one network on MNIST-1D, tuned alike, its accuracy looked at 160 times on two test sets",
-    trial,
-    race_plan,
-    TOLERANCE,
-    chaotic=ACCURACIES,
-    drawn={"judged_on": "test"},
-)
+    trial, race_plan, TOLERANCE, ACCURACIES, {"judged_on": "test"},
+)  # fmt: skip
 CONFIRMED = Experiment(
     "honest_benchmarks-confirmed",
     "the four systems at their tuned rates, and one worker trained longer, on seeds that nothing else used",
-    trial,
-    confirmed_plan,
-    TOLERANCE,
-    chaotic=ACCURACIES,
-    drawn={"system": "1 worker", "length": 1},
-    confirms=CONFIRMS,
-)
+    trial, confirmed_plan, TOLERANCE, ACCURACIES, {"system": "1 worker", "length": 1}, confirms=CONFIRMS,
+)  # fmt: skip

@@ -28,11 +28,11 @@ import numpy as np
 from dlscale.lab import checks, devices
 from dlscale.lab.processes import PYTHON, Child, ChildEnded
 from dlscale.sequence_models_and_serving import sequence
-from dlscale.sequence_models_and_serving.serving import Batcher, Busy, Rule
+from dlscale.sequence_models_and_serving.serving import Batcher, Busy
 
-ABOUT = """Serve a recogniser that the course has trained, on 127.0.0.1 only, in batches. Each pair of --max-batch and
---max-wait-ms gets a port of its own, all with the same compiled programs. Ctrl-C ends it after those who wait."""
-DETAILS = """Example: python -m dlscale serve --model recogniser.npz --max-batch 1 32 --max-wait-ms 0 5."""
+ABOUT = """Serve a recogniser that the course has trained, on 127.0.0.1 only, in batches. Each --max-batch gets a port
+of its own, all with the same compiled programs. Ctrl-C ends it."""
+DETAILS = """Example: python -m dlscale serve --model recogniser.npz --max-batch 1 32."""
 HOST = "127.0.0.1"
 MAX_LINE = 30_000  # bytes of a request; the longest sound takes 25,100
 MAX_BATCH, ROOM = 256, 256
@@ -47,8 +47,6 @@ class Refused(ValueError):
 
 def parse(line: bytes) -> tuple[int | str | None, np.ndarray]:
     """A request's id and its samples, from a line. Raises Refused, and nothing else, whatever the line is."""
-    if len(line) > MAX_LINE:
-        raise Refused(f"a request may have at most {MAX_LINE:,} bytes")
     try:
         content = {**json.loads(line)}
     except (ValueError, TypeError, RecursionError):
@@ -75,13 +73,13 @@ def request(identity: int, sound: np.ndarray) -> bytes:
 # The server
 
 
-def compiled(params: Any, most: int) -> Callable[[list[np.ndarray]], list[dict[str, Any]]]:
+def compiled(params: Any, most: int) -> Callable[[Sequence[np.ndarray]], list[dict[str, Any]]]:
     """What hears a batch of sounds, with programs for 1, 4, 16, … and `most`, compiled beforehand."""
     run, sizes = jax.jit(sequence.recognise), [1]
     while sizes[-1] < most:
         sizes.append(min(most, 4 * sizes[-1]))
 
-    def work(sounds: list[np.ndarray]) -> list[dict[str, Any]]:
+    def work(sounds: Sequence[np.ndarray]) -> list[dict[str, Any]]:
         size = next(size for size in sizes if size >= len(sounds))
         batch, frames = np.zeros((size, sequence.LONGEST), np.int16), np.ones(size, np.int32)
         for i, sound in enumerate(sounds):
@@ -98,11 +96,6 @@ def compiled(params: Any, most: int) -> Callable[[list[np.ndarray]], list[dict[s
 async def converse(batcher: Batcher, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer each line of a connection, in any order; whoever sends too long a line is left."""
 
-    async def write(identity: int | str | None, **content: Any) -> None:
-        with contextlib.suppress(OSError):
-            writer.write(json.dumps({"id": identity, **content}).encode() + b"\n")
-            await writer.drain()
-
     async def answer(line: bytes) -> None:
         identity = None
         try:
@@ -113,44 +106,30 @@ async def converse(batcher: Batcher, reader: asyncio.StreamReader, writer: async
             identity, found = known[0] if known else identity, {"error": reason}
         except Exception as error:  # of the net: told, and the server lives on
             found = {"error": f"it failed: {type(error).__name__}"}
-        await write(identity, **found)
+        with contextlib.suppress(OSError):
+            writer.write(json.dumps({"id": identity, **found}).encode() + b"\n")
+            await writer.drain()
 
-    answers: set[asyncio.Task] = set()
-    with contextlib.suppress(OSError):
-        try:
+    async with asyncio.TaskGroup() as answers:
+        with contextlib.suppress(OSError, ValueError):
             while line := await reader.readline():
-                answers.add(task := asyncio.create_task(answer(line)))
-                task.add_done_callback(answers.discard)
-        except ValueError:
-            await write(None, error=f"a line may have at most {MAX_LINE:,} bytes")
-    await asyncio.gather(*answers)
+                answers.create_task(answer(line))
     writer.close()
 
 
-async def host(params: Any, rules: Sequence[Rule], port: int) -> None:
-    """Serve on a port for each rule until SIGINT or SIGTERM, then answer those who wait.
+async def host(params: Any, sizes: Sequence[int], room: int, port: int) -> None:
+    """Serve on a port for each largest batch until cancelled.
 
     Prints the ports, the system's choice for 0, as a line of JSON.
     """
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt there
-            loop.add_signal_handler(number, stop.set)
-    with ThreadPoolExecutor(1) as thread:
-        work = await loop.run_in_executor(thread, compiled, params, max(rule.max_batch for rule in rules))
-        batchers = [Batcher(work, rule, thread) for rule in rules]
-        runs = [asyncio.create_task(batcher.run()) for batcher in batchers]
-        sockets = [
-            await asyncio.start_server(functools.partial(converse, batcher), HOST, port and port + i, limit=MAX_LINE)
-            for i, batcher in enumerate(batchers)
-        ]
-        print(json.dumps([socket.sockets[0].getsockname()[1] for socket in sockets]), flush=True)
-        await stop.wait()
-        for socket, batcher in zip(sockets, batchers, strict=True):
-            socket.close()
-            batcher.close()
-        await asyncio.gather(*runs)
-        await asyncio.sleep(0.1)  # the last answers are on the way
+    work = compiled(params, max(sizes))
+    batchers = [Batcher(work, size, room) for size in sizes]
+    servers = [
+        await asyncio.start_server(functools.partial(converse, batcher), HOST, port and port + i, limit=MAX_LINE)
+        for i, batcher in enumerate(batchers)
+    ]
+    print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)
+    await asyncio.gather(*(batcher.run() for batcher in batchers))
 
 
 # The load
@@ -190,15 +169,12 @@ def load(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple
 
 
 @contextlib.contextmanager
-def running(model: Path, rules: Sequence[Rule]) -> Iterator[list[int]]:
-    """A server in a process of its own while the block lasts: a port for each rule, all with the room of the first.
+def running(model: Path, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """A server in a process of its own while the block lasts: a port for each largest batch.
 
     Raises ValueError if it does not start.
     """
-    command = [*PYTHON, "-m", __name__]
-    command += ["--model", str(Path(model).absolute()), "--room", str(rules[0].room)]
-    command += ["--max-batch", *(str(rule.max_batch) for rule in rules)]
-    child = Child([*command, "--max-wait-ms", *(f"{1e3 * rule.max_wait:g}" for rule in rules)])
+    child = Child([*PYTHON, "-m", __name__, "--model", str(Path(model).absolute()), "--max-batch", *map(str, sizes)])
     try:
         yield json.loads(child.receive())
     except ChildEnded:
@@ -212,7 +188,6 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale serve", description=ABOUT, epilog=DETAILS)
     parser.add_argument("--model", type=Path, required=True, help="a file of `sequence.save`")
     parser.add_argument("--max-batch", type=int, nargs="+", default=[16], help="requests of a batch, at most (16)")
-    parser.add_argument("--max-wait-ms", type=float, nargs="+", default=[0.0], help="of a request: one, or each (0)")
     parser.add_argument("--room", type=int, default=ROOM, help="requests that may wait; more are refused (%(default)s)")
     parser.add_argument("--port", type=int, default=0, help="the first port; 0: the system chooses (%(default)s)")
     return parser
@@ -224,13 +199,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         checks.whole("--port", chosen.port, low=0, high=65_000)
         sizes = [checks.whole("--max-batch", batch, high=MAX_BATCH) for batch in chosen.max_batch]
-        waits = chosen.max_wait_ms * (len(sizes) if len(chosen.max_wait_ms) == 1 else 1)
-        rules = [Rule(n, ms / 1e3, chosen.room).checked() for n, ms in zip(sizes, waits, strict=True)]
+        checks.whole("--room", chosen.room)
         params = sequence.load(chosen.model)
         # one thread for a batch: the others are for those who ask
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
         devices.prepare()
-        asyncio.run(host(params, rules, chosen.port))
+        asyncio.run(host(params, sizes, chosen.room, chosen.port))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -27,9 +27,8 @@ def _together(answer: Any) -> str | None:
 together = Exercise(
     id="sequence_models_and_serving-together",
     answer="together",
-    question="The best path through a table has another recurrence: $h_t = \\max(c_t + h_{t-1},\\; d_t)$. Write "
-    "`together(early, late)` for it. Both arguments are steps, pairs $(c, d)$ of arrays. Return the one pair that does "
-    "both steps at once.",
+    question="Let $h_t = \\max(c_t + h_{t-1},\\; d_t)$. Write `together(early, late)` for it. Both arguments are "
+    "steps, pairs $(c, d)$ of arrays. Return the pair $(c, d)$ of the single step that does both.",
     hints=(
         "Put the first step into the second: max(c₂ + max(c₁ + h, d₁), d₂). Which part is added to h?",
         "c₂ + max(x, y) = max(c₂ + x, c₂ + y). np.maximum takes the larger of each entry.",
@@ -69,10 +68,10 @@ forward = Exercise(
     id="sequence_models_and_serving-forward",
     answer="forward",
     question="Write `forward(p, states)`, the table $\\alpha$ of shape (frames, states). `p` holds the probabilities, "
-    "of shape (frames, classes), and `states` the labels with blanks between them. Plain NumPy, one utterance.",
+    "of shape (frames, classes), and `states` the class $y'_s$ of each state. Plain NumPy, one utterance.",
     hints=(
-        "In the first frame only states 0 and 1 are possible: a path begins with the blank or with the first label.",
-        "A path may come from two states back if the state is no blank and has another label than two states back.",
+        "In the first frame only states 0 and 1 are possible: a path begins with the blank or with the first symbol.",
+        "A path may come from two states back if the state is a symbol, and another one than two states back.",
     ),
     code="""
 def forward(p, states):
@@ -80,12 +79,8 @@ def forward(p, states):
     table[0, :2] = p[0, states[:2]]
     for t in range(1, len(p)):
         for s, label in enumerate(states):
-            before = table[t - 1, s]
-            if s > 0:
-                before += table[t - 1, s - 1]
-            if s > 1 and label != 0 and label != states[s - 2]:
-                before += table[t - 1, s - 2]
-            table[t, s] = before * p[t, label]
+            skip = s > 1 and label != 0 and label != states[s - 2]
+            table[t, s] = p[t, label] * table[t - 1, max(0, s - 1 - skip) : s + 1].sum()
     return table
 """,
     wrong=_forward,
@@ -94,11 +89,12 @@ def forward(p, states):
 
 
 def _eager(answer: Any) -> str | None:
-    for count, rate, most, slope in ((1, 1, 4, 1.0), (30, 50, 1, 1.0), (200, 300, 8, 0.3), (200, 900, 16, 0.5)):
-        arrivals = poisson(rate, count, most)
+    tasks = (([0, 0, 0, 1], 4, 1.0), (poisson(50, 30, 1), 1, 1.0), (poisson(900, 200, 16), 16, 0.5))
+    for arrivals, most, slope in tasks:
+        arrivals = np.array(arrivals, float)
         wanted = simulate(arrivals, lambda n, slope=slope: 0.01 * n**slope, Rule(most)).ends
         found = answer(arrivals.copy(), lambda n, slope=slope: 0.01 * int(n) ** slope, most)
-        if wrong := compare(f"With {rate} a second, {most} in a batch, the times of the answers", found, wanted, 1e-5):
+        if wrong := compare(f"For {len(arrivals)} requests, at most {most} in a batch, eager", found, wanted, 1e-5):
             return wrong
     return None
 
@@ -107,8 +103,8 @@ eager = Exercise(
     id="sequence_models_and_serving-eager",
     answer="eager",
     question="Write `eager(arrivals, seconds, most)`. `arrivals` are times in order, and `seconds(n)` is how long a "
-    "batch of `n` takes. Whenever the machine is free, it takes all requests that have arrived, at most `most`, the "
-    "first ones first. If there are none, it waits for the next. Return an array with the time of each answer.",
+    "batch of `n` takes. When free, the machine takes all requests that have arrived, at most `most`, in order of "
+    "arrival. If there are none, it waits for the next. Return an array with the time of each answer.",
     hints=(
         "Keep two numbers: when the machine is free, and how many requests it has served. The next batch starts at "
         "the later of two times: the machine is free, and the first request in the queue has arrived.",

@@ -1,14 +1,13 @@
 """Serving: requests that come when they like, put together in batches; as a simulation, and for a server.
 
-Both follow one rule. A free machine takes the request that has waited longest. It waits for more until the batch is
-full, or until that one has waited `max_wait` seconds; then it computes. Who finds `room` requests waiting is refused.
+In the simulation, a free machine takes the request that has waited longest. It waits for more until the batch is full,
+or until that one has waited `max_wait` seconds; then it computes. Who finds `room` requests waiting is refused. The
+server does the same, and never waits on purpose.
 """
 
 import asyncio
 import collections
-import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +21,6 @@ class Rule(NamedTuple):
     max_batch: int = 1
     max_wait: float = 0.0
     room: int = 1_000_000
-
-    def checked(self) -> "Rule":
-        """Itself. Raises ValueError for numbers that cannot be."""
-        checks.whole("max_batch", self.max_batch)
-        checks.finite("max_wait", self.max_wait)
-        checks.whole("room", self.room)
-        return self
 
 
 class Served(NamedTuple):
@@ -57,8 +49,10 @@ def poisson(rate: float, count: int, seed: int) -> np.ndarray:
 
 
 def simulate(arrivals: np.ndarray, seconds: Callable[[int], float], rule: Rule) -> Served:
-    """One machine whose batch of n takes seconds(n), event by event. Raises ValueError as `Rule.checked` does."""
-    rule.checked()
+    """One machine whose batch of n takes seconds(n), event by event. Raises ValueError for a rule that cannot be."""
+    checks.whole("max_batch", rule.max_batch)
+    checks.finite("max_wait", rule.max_wait)
+    checks.whole("room", rule.room)
     arrivals = np.asarray(arrivals, float)
     if (np.diff(arrivals) < 0).any() or not np.isfinite(arrivals).all():
         raise ValueError("arrivals must be times in order.")
@@ -96,61 +90,36 @@ class Busy(Exception):
 
 
 class Batcher:
-    """`await ask(item)` gives `work(items)`'s result for the item; the items of a batch are put together by the rule.
+    """`await ask(item)` gives `work(items)`'s result for the item. `run()`, which must be running, makes the batches.
 
-    `work` runs in a thread of its own, so that requests come in while it computes. `run()` must be running; when it is
-    cancelled, or `close` is called, nobody is left without an answer.
+    It is eager: as soon as `work`, in a thread of its own, is free, it takes all that wait, at most `max_batch`.
     """
 
-    def __init__(self, work: Callable[[list[Any]], Sequence[Any]], rule: Rule, thread: ThreadPoolExecutor) -> None:
-        self.work, self.rule, self.thread = work, rule.checked(), thread
-        self.waiting: collections.deque[tuple[float, Any, asyncio.Future]] = collections.deque()
-        self.changed, self.closing = asyncio.Event(), False
+    def __init__(self, work: Callable[[Sequence[Any]], Sequence[Any]], max_batch: int, room: int) -> None:
+        self.work, self.max_batch, self.waiting = work, max_batch, asyncio.Queue(room)
 
     async def ask(self, item: Any) -> Any:
         """Raises Busy if there is no room, and what `work` raises."""
-        if self.closing:
-            raise Busy("the server is stopping")
-        if len(self.waiting) >= self.rule.room:
-            raise Busy(f"{len(self.waiting)} requests wait already; try again later")
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
-        self.waiting.append((loop.time(), item, answer))
-        self.changed.set()
-        return await answer
-
-    def close(self) -> None:
-        """Let nobody else in; `run` ends when all who wait have their answer."""
-        self.closing = True
-        self.changed.set()
-
-    async def _more(self, seconds: float | None) -> None:
-        self.changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.changed.wait()
+        answer = asyncio.get_running_loop().create_future()
+        try:
+            self.waiting.put_nowait((item, answer))
+        except asyncio.QueueFull:
+            raise Busy(f"{self.waiting.maxsize} requests wait already; try again later") from None
+        if isinstance(found := await answer, Exception):
+            raise found
+        return found
 
     async def run(self) -> None:
-        """Take batch after batch until closed."""
-        loop = asyncio.get_running_loop()
+        """Take batch after batch until cancelled."""
         while True:
-            while not self.waiting:
-                if self.closing:
-                    return
-                await self._more(None)
-            end = self.waiting[0][0] + self.rule.max_wait
-            while len(self.waiting) < self.rule.max_batch and not self.closing and (left := end - loop.time()) > 0:
-                await self._more(left)
-            batch = [self.waiting.popleft() for _ in range(min(self.rule.max_batch, len(self.waiting)))]
-            items, answers = [item for _, item, _ in batch], [answer for *_, answer in batch]
+            batch = [await self.waiting.get()]
+            while len(batch) < self.max_batch and not self.waiting.empty():
+                batch.append(self.waiting.get_nowait())
+            items, answers = zip(*batch, strict=True)
             try:
-                results = await loop.run_in_executor(self.thread, self.work, items)
-                for answer, result in zip(answers, results, strict=True):
-                    if not answer.done():  # who asked may have left
-                        answer.set_result(result)
-            except BaseException as error:
-                for answer in answers:
-                    if not answer.done():
-                        answer.set_exception(error if isinstance(error, Exception) else Busy("the server was stopped"))
-                if not isinstance(error, Exception):
-                    raise
+                results = await asyncio.to_thread(self.work, items)
+            except Exception as error:
+                results = [error] * len(items)
+            for answer, result in zip(answers, results, strict=True):
+                if not answer.done():  # who asked may have left
+                    answer.set_result(result)
