@@ -2,8 +2,7 @@
 
 import functools
 import itertools
-from collections import Counter
-from types import SimpleNamespace
+from collections import Counter, namedtuple
 from typing import Any
 
 import jax
@@ -24,13 +23,15 @@ PROGRAMS = {
     "x + 1": (lambda x, y: x + 1, set()),
 }
 
+Equation, Traced = namedtuple("Equation", "invars outvars"), namedtuple("Traced", "eqns")
+
 
 def _wires(answer: Any) -> str | None:
     for name, (f, wanted) in PROGRAMS.items():
         eqns = []  # as in a jaxpr, with a string for each variable: plain values reach an answer in another process
         for one in jax.make_jaxpr(f)(*np.ones((2, 3), np.float32)).eqns:
-            eqns.append(SimpleNamespace(invars=[*map(str, one.invars)], outvars=[*map(str, one.outvars)]))
-        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(SimpleNamespace(eqns=eqns))}
+            eqns.append(Equation([*map(str, one.invars)], [*map(str, one.outvars)]))
+        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(Traced(eqns))}
         if wrong := sorted(given ^ wanted):
             return f"in {name}, the wire {wrong[0]} {'is missing' if wrong[0] in wanted else 'does not exist'}."
     return None

@@ -41,9 +41,9 @@ def dense(seconds: Mapping[int, float], side: int, peak: float, bandwidth: float
     def paint(ax: Axes, batch: int) -> None:
         measured = [1e3 * time for time in seconds.values()]
         for times, name, color in ((memory, "memory", figures.RED), (arithmetic, "arithmetic", figures.BLUE)):
-            figures.name(ax, ax.plot(batches, times, color=color)[0], name, -3)
+            figures.name(ax, ax.plot(batches, times, color=color)[0], name, -8)
         line = ax.plot(batches, measured, "o-", color=figures.BLACK, linewidth=0.8)[0]
-        figures.name(ax, line, "measured", 3)
+        figures.name(ax, line, "measured", 5)
         ax.plot(batch, 1e3 * seconds[batch], "o", color=figures.BLACK, markersize=11)
         ax.set(xscale="log", yscale="log", xlabel="batch", ylabel="milliseconds", xlim=(0.9, 1.1 * batches[-1]))
         ax.set_xticks(batches, [str(batch) for batch in batches], minor=False)
