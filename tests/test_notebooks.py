@@ -371,7 +371,7 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     assert not changed("sgd/drawing.py", "    1", "    2")
     assert not changed("lab/intervals.py", "import NamedTuple", "import NamedTuple  # why")
     assert not changed("lab/intervals.py", "Raises ValueError", "Refuses")
-    assert not changed("lab/data.py", "TIMEOUT_SECONDS = ", "TIMEOUT_SECONDS = 1")
+    assert not changed("lab/data.py", "ATTEMPTS = ", "ATTEMPTS = 1")
     assert not changed("sgd/exercises.py", "degree = Exercise(", "degree = Exercise(0, ")
     assert not changed("precision/claims.toml", "seeds = ", "seeds = 1")
     stored = "../data/results/claims.json"
