@@ -125,7 +125,7 @@ def test_random_rounding_is_right_on_average_with_the_deviation_of_its_coins():
 @given(
     shape=st.sampled_from([(1, 6), (6, 1), (4, 3, 2)]), rank=st.sampled_from([1, 3]),
     dtype=st.sampled_from(["float32", "float16"]), seed=st.integers(0, 99),
-    steps=st.lists(st.tuples(st.integers(0, 6), st.integers(-4, 4)), min_size=2, max_size=4),
+    steps=st.lists(st.tuples(st.integers(0, 6), st.integers(-4, 3)), min_size=2, max_size=4),
 )  # fmt: skip
 def test_of_any_matrix_low_rank_leaves_less_and_of_one_of_its_rank_nothing(shape, rank, dtype, steps, seed):
     rng, compressor, state = np.random.default_rng(seed), room.low_rank(rank), None
