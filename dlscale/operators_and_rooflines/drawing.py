@@ -115,8 +115,10 @@ def fusion(
         for times, name, color in ((separate, "separate", figures.RED), (fused, "fused", figures.BLUE)):
             line = ax.plot(lengths, [1e3 * times[n] for n in lengths], "o-", color=color, markersize=4)[0]
             figures.name(ax, line, name)
-        for times, name, shift in ((arithmetic, "arithmetic alone", 2), (memory, "memory alone", -6)):
-            figures.name(ax, ax.plot(lengths, times, ":", color=figures.GREY)[0], name, shift)
+        for times in (arithmetic, memory):
+            ax.plot(lengths, times, ":", color=figures.GREY)
+        ax.text(lengths[1], 0.6 * arithmetic[1], "arithmetic alone", color=figures.GREY, va="top")
+        ax.text(lengths[1], 0.75 * memory[1], "memory alone", color=figures.GREY, va="top")
         ax.set(xscale="log", yscale="log", xlabel="operators in the chain", ylabel="milliseconds")
         ax.set_xticks(lengths, [str(n) for n in lengths], minor=False)
         ax.plot(
