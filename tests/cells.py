@@ -1,12 +1,17 @@
-"""Some code cells of a notebook, run here with changes: what its last section suggests."""
+"""Code of the course, run with changes: cells as their last section suggests, solutions as a reader may write them."""
 
 from __future__ import annotations
 
+import math
 from collections import UserDict
 from pathlib import Path
+from typing import Any
 
+import jax.numpy as jnp
 import nbformat
+import numpy as np
 
+from dlscale.course.exercises import Exercise
 from dlscale.course.sources import python
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
@@ -27,3 +32,14 @@ class Cells(UserDict):
             sources = [source.replace(old, new) for source in sources]
         for source in sources:
             exec(python(source), self.data)
+
+
+def changed(exercise: Exercise, *parts: str, **names: Any) -> Any:
+    """The answer that the exercise's solution gives with changes, (old, new, old, new, …); the old are found in it."""
+    code = exercise.code
+    for old, new in zip(parts[::2], parts[1::2], strict=True):
+        assert old in code, f"{exercise.id} has no {old!r}"
+        code = code.replace(old, new)
+    found = {"np": np, "jnp": jnp, "math": math} | names
+    exec(code, found)
+    return found[exercise.answer]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import Cells
+from cells import Cells, changed
 from conftest import suggested_by
 
 from dlscale.learning_rate import drawing, exercises, schedules
@@ -44,14 +44,6 @@ def test_the_loss_on_a_noisy_bowl_stops_at_the_floor(rate):
 # The exercises: what is right is accepted however it is written, what is naive is refused
 
 
-def follow(old, new):
-    """The reference answer with a part replaced."""
-    assert exercises.follow.code.count(old) == 1
-    names = {"np": np, "jnp": jnp}
-    exec(exercises.follow.code.replace(old, new), names)
-    return names["follow"]
-
-
 def by_trying(A):
     """Does gradient descent from (1, 1, …) grow? Steps of 0.4 % in the rate, many runs at once."""
     rates = 1.004 ** np.arange(-1500, 300)
@@ -66,12 +58,12 @@ ANSWERS = [  # an exercise, an answer, and whether it is right
     ("stable", by_trying, True),
     ("stable", lambda A: 1.02 * 2 / np.linalg.eigvalsh(A)[-1], False),
     ("stable", lambda A: 2 / np.diag(A).max(), False),
-    ("follow", follow("np.array([[b", "jnp.array([[b"), True),  # in float32
-    ("follow", follow(UNIT, "v = Hv"), False),
-    ("follow", follow(UNIT, "pass"), False),
-    ("follow", follow("2 * a * b - 1], [2 * a * b - 1", "a * b], [a * b"), False),
-    ("follow", follow(STEP, IN_TURN), False),
-    ("follow", follow("v @ Hv", "np.linalg.norm(Hv)"), False),
+    ("follow", changed(exercises.follow, "np.array([[b", "jnp.array([[b"), True),  # in float32
+    ("follow", changed(exercises.follow, UNIT, "v = Hv"), False),
+    ("follow", changed(exercises.follow, UNIT, "pass"), False),
+    ("follow", changed(exercises.follow, "2 * a * b - 1], [2 * a * b - 1", "a * b], [a * b"), False),
+    ("follow", changed(exercises.follow, STEP, IN_TURN), False),
+    ("follow", changed(exercises.follow, "v @ Hv", "np.linalg.norm(Hv)"), False),
     ("read", lambda rates, losses: rates[16::32][losses.reshape(-1, 32).mean(1).argmin()], True),
     ("read", lambda rates, losses: rates[np.argmin(losses)], False),
     ("read", lambda rates, losses: rates[np.convolve(losses, np.ones(61) / 61, "valid").argmin()], False),
@@ -144,3 +136,15 @@ def test_with_nesterov_the_rate_falls_too_and_small_weights_start_flatter():
     best = cells["accuracy"].mean(2).argmax(0)
     assert best[0] - best[1] >= 3
     assert np.all(np.array(cells["at_start"](0, 0.3)) < cells["at_start"](0, 1.0))
+
+
+def test_the_catapult_is_as_exercise_2_tells_it():
+    w, losses, sharpness = np.array([3, 0.2]), [], []
+    for _ in range(200):
+        product = w.prod()
+        losses.append((product - 1) ** 2 / 2)
+        sharpness.append(np.linalg.eigvalsh([[w[1] ** 2, 2 * product - 1], [2 * product - 1, w[0] ** 2]])[-1])
+        w, _ = exercises._followed(w, np.array([1.0, 0.0]), 0.28, 1)
+    told = exercises.follow.right
+    assert f"from {losses[0]:.2f} to {max(losses):.2f} and then goes to {losses[-1]:.0f}" in told
+    assert f"from {sharpness[0]:.1f} to {sharpness[-1]:.1f}" in told

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from cells import Cells
+from cells import Cells, changed
 from conftest import suggested_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,17 +239,9 @@ def in_chunks(size: int):
     return adding_order
 
 
-def in_other_words(exercise, line: str, instead: str):
-    """The reference answer with one line replaced."""
-    assert line in exercise.code
-    namespace = {"np": np}
-    exec(exercise.code.replace(line, instead), namespace)
-    return namespace[exercise.answer]
-
-
 SIZE = "(1 + M) * 2.0 ** (E - bias) if E > 0 else M * 2.0 ** (1 - bias)"
 RIGHT = [
-    (exercises.decode, in_other_words(exercises.decode, SIZE, "np.ldexp(M + (E > 0), max(E, 1) - bias)")),
+    (exercises.decode, changed(exercises.decode, SIZE, "np.ldexp(M + (E > 0), max(E, 1) - bias)")),
     (exercises.dynamic_scale, scale_by_branches),
     (exercises.dynamic_scale, lambda *given: np.array(scale_by_branches(*given))),
     (exercises.update, lambda w, bits: abs(w) / np.frexp(abs(w))[0] * 2.0 ** (-2 - bits)),
@@ -268,7 +260,7 @@ SPOILT = [
     (exercises.update, "np.floor(", "np.trunc("),
     (exercises.update, "np.floor(", "np.round("),
 ]
-NAIVE = [(exercise, in_other_words(exercise, line, instead)) for exercise, line, instead in SPOILT]
+NAIVE = [(exercise, changed(exercise, line, instead)) for exercise, line, instead in SPOILT]
 NAIVE += [(exercises.summing, lambda count: [(0, k) for k in range(1, count)])]
 NAIVE += [(exercises.summing, lambda count: in_chunks(16)(count)[:-1])]
 NAIVE += [(exercises.summing, lambda count: [(0, 0)] * count)]
