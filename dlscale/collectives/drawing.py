@@ -89,7 +89,7 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
         found, place = ratios(**chosen), 0.0
         top = max(9, 1.3 * np.max([*found.values()]))
         for i, (name, values) in enumerate(sorted(found.items(), key=lambda item: item[1][-1])):
-            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name])  # equal ones are seen, too
+            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name], zorder=2 + i % 2)  # equal ones are seen
             place = max(values[-1], place * (top / 0.8) ** 0.065)
             ax.text(sizes[-1] * 1.4, place, spoken(name), color=COLORS[name], va="center")
         times = [tick for tick in (1, 3, 10, 30, 100) if tick < top]

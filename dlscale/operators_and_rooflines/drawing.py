@@ -146,7 +146,7 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
         for ax, found, scale in ((left, flops, 1e-6), (right, seconds, 1e3)):
             for way, f in found.items():
                 line = ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
-                figures.name(ax, line, way)
+                figures.name(ax, line, way, -9 if way == "Winograd 4" else 0)
             ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
             values, (low, high) = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], ax.get_ylim()

@@ -43,9 +43,9 @@ def pipelines() -> None:
         found = pipe(kind, stages, times, backward)
         what = "chunks" if found.chunks > 1 else "stage"
         return (
-            f"{kind}, {stages} stages, {stages * times} micro-batches: workers wait {100 * found.bubble:.0f} % "
-            f"of the time. The first worker stores up to {found.alive()[0]} inputs of its {what}, "
-            f"the last {found.alive()[-1]}."
+            f"{kind}, {stages} stages, {stages * times} micro-batches, backward time {backward}: workers wait "
+            f"{100 * found.bubble:.0f} % of the time. The first worker stores up to {found.alive()[0]} inputs of its "
+            f"{what}, the last {found.alive()[-1]}."
         )
 
     widgets.explore_axes(
