@@ -149,6 +149,7 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
                 figures.name(ax, line, way, -9 if way == "Winograd 4" else 0)
             ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
+            ax.set_ylim(bottom=0.6 * ax.get_ylim()[0])
             values, (low, high) = [0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500], ax.get_ylim()
             ax.minorticks_off()
             ax.set_yticks(ticks := [value for value in values if low <= value <= high], list(map(str, ticks)))
