@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import platform
 import sys
@@ -108,7 +109,7 @@ def measured(path: Path, kernels: int, cache: str, timeout: float) -> dict[str, 
     failed = sorted((one["seconds"], one["failure"]) for one in students if one["failure"])
     return {
         "notebook": path.stem, "kernels": kernels, "cache": cache,
-        "first_seconds": min(one["seconds"] for one in students),
+        "first_seconds": min((one["seconds"] for one in students if not one["failure"]), default=math.inf),
         "last_seconds": max(one["seconds"] for one in students),
         "processor_seconds": float(np.median([one["processor"] for one in students])),
         "pss_bytes": memory.pss, "rss_bytes": memory.rss, "least_free_bytes": memory.least_free,

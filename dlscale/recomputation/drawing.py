@@ -23,7 +23,7 @@ def memory(
     nets, batches, depths = (list(dict.fromkeys(column)) for column in zip(*measured, strict=True))
     sizes = [2**i for i in range(10)]
     styles = {"activations": (figures.ORANGE, "-"), "weights and their gradients": (figures.BLUE, "-")}
-    styles["dots: compiled program, in all"] = (figures.GREEN, "o")
+    styles["dots: whole compiled program"] = (figures.GREEN, "o")
 
     def compute(net: str, depth: int) -> dict[str, Any]:
         W, D = np.array([stored(net, batch, depth) for batch in sizes]).T / 1e6
@@ -109,7 +109,7 @@ def groups(peaks: Mapping[int, Numbers]) -> None:
         return f"{n} layers in groups of {k}: n / k + k = {n / k + k:.3g} arrays. The lowest peak is {min(peaks[n]):g}."
 
     axis = {"xlim": (0, 31), "ylim": (0, 60), "xlabel": "k, layers in a group", "ylabel": "arrays in memory"}
-    n, k = widgets.slider("layers n", [*peaks], 100), widgets.slider("group k", [*range(1, 31)], 10)
+    n, k = widgets.slider("layers n", [*peaks], 64), widgets.slider("group k", [*range(1, 31)], 8)
     curves(styles, compute, caption, axis, (0.98, 0.97), n=n, k=k)
 
 
@@ -134,7 +134,7 @@ def budget(chain: Chain, again: Mapping[str, Mapping[int, float]]) -> None:
         said = ", ".join(f"{name}: {best[memory]:g}" for name, best in again.items())
         return f"{memory} arrays. Layers computed again: {said}. At the right, the best nested plan."
 
-    widgets.explore_axes(paint, alt=caption, columns=2, memory=widgets.slider("arrays", memories, 5))
+    widgets.explore_axes(paint, alt=caption, columns=2, memory=widgets.slider("arrays", memories, 7))
 
 
 def rows(

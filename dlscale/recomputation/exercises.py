@@ -65,7 +65,7 @@ def _forget(answer: Any) -> str | None:
     if taken > 0.8 * everything:
         return (
             f"Right as written. But compiled, groups take {taken / everything:.0%} of the memory of saving all: "
-            "the second run was merged with the first. Must it wait for d?"
+            "the second run is merged with the first, or begins too early. Does the barrier hold args and d?"
         )
     return None
 
@@ -73,10 +73,10 @@ def _forget(answer: Any) -> str | None:
 forget = Exercise(
     id="recomputation-forget",
     answer="forget",
-    question="Write `forget(f)`, a checkpoint of your own. It returns a function that computes what `f` computes and "
-    "has the same gradient, but saves only the arguments and runs `f` again in the backward pass. Use "
-    "`jax.custom_vjp`: after `g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to "
-    "save. In the backward pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` "
+    question="Write `forget(f)`, a checkpoint of your own. It returns a function with the same result and gradient, but "
+    "it saves only the arguments and runs `f` again in the backward pass. Begin with `g = jax.custom_vjp(f)`. After "
+    "`g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to save. In the backward "
+    "pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` "
     "returns a tuple: a gradient for each argument. It begins with "
     "`saved, d = jax.lax.optimization_barrier((saved, d))`; section 3 shows why.",
     hints=(
