@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import math
 import os
 import platform
 import sys
@@ -107,9 +106,10 @@ def measured(path: Path, kernels: int, cache: str, timeout: float) -> dict[str, 
             memory.ended.set()
             memory.join()
     failed = sorted((one["seconds"], one["failure"]) for one in students if one["failure"])
+    done = [one for one in students if not one["failure"]] or students
     return {
         "notebook": path.stem, "kernels": kernels, "cache": cache,
-        "first_seconds": min((one["seconds"] for one in students if not one["failure"]), default=math.inf),
+        "first_seconds": min(one["seconds"] for one in done),
         "last_seconds": max(one["seconds"] for one in students),
         "processor_seconds": float(np.median([one["processor"] for one in students])),
         "pss_bytes": memory.pss, "rss_bytes": memory.rss, "least_free_bytes": memory.least_free,

@@ -73,12 +73,11 @@ def _forget(answer: Any) -> str | None:
 forget = Exercise(
     id="recomputation-forget",
     answer="forget",
-    question="Write `forget(f)`, a checkpoint of your own. It returns a function with the same result and gradient, but "
-    "it saves only the arguments and runs `f` again in the backward pass. Begin with `g = jax.custom_vjp(f)`. After "
-    "`g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to save. In the backward "
-    "pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` "
-    "returns a tuple: a gradient for each argument. It begins with "
-    "`saved, d = jax.lax.optimization_barrier((saved, d))`; section 3 shows why.",
+    question="Write `forget(f)`, a checkpoint of your own. It returns a function with the same result and gradient, "
+    "but it saves only the arguments and runs `f` again in the backward pass. Begin with `g = jax.custom_vjp(f)`. "
+    "After `g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to save. In the backward "
+    "pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` returns a tuple: a gradient "
+    "for each argument. It begins with `saved, d = jax.lax.optimization_barrier((saved, d))`; section 3 shows why.",
     hints=(
         "forward saves its own arguments: return f(*args), args.",
         "jax.vjp(f, *args) runs f and returns its result and a function from d to the gradients. When must it be "
