@@ -33,7 +33,7 @@ ANSWERS = [  # an exercise, an answer or a change of the solution, and whether i
     ("stopped", later(lambda run: np.polyfit(range(len(run) // 3), run[-(len(run) // 3) :], 1)[0]), True),
     ("stopped", later(lambda run: run[-5:].mean() - run[-10:-5].mean()), True),
     ("stopped", ("fifth = len(first) // 5", "fifth = len(first) // 10"), True),
-    ("stopped", later(lambda run: run[-1] - run[-2]), False),
+    ("stopped", later(lambda run: np.diff(run)[-5:].mean()), False),
     ("stopped", later(lambda run: -run.mean()), False),
     ("stopped", later(lambda run: run[:5].mean()), False),
     ("stopped", lambda first, second: "second", False),
@@ -44,7 +44,7 @@ ANSWERS = [  # an exercise, an answer or a change of the solution, and whether i
 def test_answers(name, answer, right):
     exercise = getattr(exercises, name)
     judged, line = exercise.judge(changed(exercise, *answer) if isinstance(answer, tuple) else answer)
-    assert judged is right, line
+    assert judged is right and "raised" not in line, line
 
 
 def test_the_recorded_rates_are_those_that_tuning_chose():

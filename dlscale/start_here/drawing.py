@@ -1,6 +1,7 @@
 """Figures and explorers of 00_start_here: a line in the notebook calls each."""
 
 from collections.abc import Mapping
+from fractions import Fraction
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -157,10 +158,10 @@ def _machines(ax: Axes, record: Record) -> list[int]:
 
 def budgets(record: Record) -> None:
     """Explore the test accuracy after a number of passes, by the number of machines, each at its best rate."""
-    found = {
-        passes: np.stack([start_here.tuned(record, n, f"after {passes} passes")[1] for n in record.options("machines")])
-        for passes in start_here.PASSES
-    }
+    rates, found = {}, {}
+    for passes in start_here.PASSES:
+        best = [start_here.tuned(record, n, f"after {passes} passes") for n in record.options("machines")]
+        rates[passes], found[passes] = [rate for rate, _ in best], np.stack([runs for _, runs in best])
 
     def paint(ax: Axes, passes: int) -> None:
         machines, first, mean = _machines(ax, record), found[10].mean(1), found[passes].mean(1)
@@ -175,11 +176,12 @@ def budgets(record: Record) -> None:
 
     def caption(passes: int) -> str:
         one, many = found[passes][0].mean(), found[passes][-1].mean()
-        lowest, machines = found[passes].min(), record.options("machines")[found[passes].min(1).argmin()]
+        lowest, place = found[passes].min(), found[passes].min(1).argmin()
+        machines = record.options("machines")[place]
         return (
             f"After {passes} passes: {one:.1f} % with one machine, {many:.1f} % with 200 machines, each at its best "
-            "learning rate. A mark for each of 28 runs, and a line through their means. "
-            f"The lowest run ends at {lowest:.0f} %, with {named(machines)}."
+            "learning rate. Marks: 28 runs each; line: their means. The lowest run ends at "
+            f"{lowest:.0f} %, with {named(machines)} at the rate {Fraction(rates[passes][place])}."
         )
 
     widgets.explore_axes(paint, alt=caption, passes=widgets.slider("passes", start_here.PASSES, 150))
@@ -213,10 +215,7 @@ def efficiency(record: Record) -> None:
     def caption(target: int) -> str:
         times = dict(zip(record.options("machines"), found[target].mean(0), strict=True))
         said = "; ".join(f"{named(n)} {times[n]:.1f} times faster" for n in COLORS if n > 1)
-        return (
-            f"To {target} % test accuracy: {said}. Efficiency is the speed-up divided by the number of machines. "
-            "Bars: 95 % interval over 28 seeds."
-        )
+        return f"To {target} % test accuracy: {said}. Bars: 95 % interval over 28 seeds."
 
     target = widgets.slider("target (%)", start_here.TARGETS, 50)
     widgets.explore_axes(paint, alt=caption, columns=2, height=3.2, target=target)

@@ -36,7 +36,7 @@ def _speed_up(answer: Any) -> str | None:
         given = f"{machines} machines and the target {target:g}"
         found = answer(one.copy(), many.copy(), machines, target)
         if (many < target).all():
-            if found is not None and not np.isnan(found):
+            if found is not None and str(found) != "nan":
                 return f"For {given} the run of {machines} never arrives: nobody knows what it needs, so None."
         elif wrong := compare(f"The speed-up for {given}", found, machines * there[0] / there[1], 1e-6):
             return wrong
@@ -87,7 +87,7 @@ def _stopped(answer: Any) -> str | None:
         right += said == swap
     if right >= 435:
         return None
-    return f"Of 500 pairs {right} were right; at least 435 are wanted. What does the end of each run say?"
+    return f"Of 500 pairs {right} were right; at least 435 are wanted. Do you compare means of many late values?"
 
 
 stopped = Exercise(
@@ -95,10 +95,10 @@ stopped = Exercise(
     answer="stopped",
     question="Two runs end at the same accuracy. One has levelled off. The other was stopped while it still climbed. "
     "Write `stopped`, which gets the test accuracies of both runs at equal times, as arrays. It returns 0 if `first` "
-    "was stopped too early, and 1 if `second` was. The difference of two neighbouring values is mostly noise, so "
-    "average several. The check makes 500 noisy pairs and wants 435 right.",
+    "was stopped too early, and 1 if `second` was. Two single values differ mostly by noise, so compare means of "
+    "several values. The check makes 500 noisy pairs and wants 435 right.",
     hints=(
-        "Both runs end equally high, and the difference of the last two values is mostly noise.",
+        "Both runs end equally high. A mean of neighbouring differences is a difference of two values, and noisy.",
         "Average over the last fifth of a run, and over the fifth before it. Which run rose more in between?",
     ),
     code="""
