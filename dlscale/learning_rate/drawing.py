@@ -48,9 +48,9 @@ def by_rate(
         ax.text(rates[0], 11, "guessing", color=figures.GREY)
         ax.set_ylim(0, None)
     _log_rates(ax, min(rates), max(rates))
-    best = (f"{name} {values.mean(0).max():.0f} % at {rates[values.mean(0).argmax()]:.2g}".strip()
+    best = (f"{values.mean(0).max():.0f} % at {rates[values.mean(0).argmax()]:.2g} ({name})".removesuffix(" ()")
             for name, values in accuracies.items())  # fmt: skip
-    figures.show(figure, f"Validation accuracy at the best learning rate: {', '.join(best)}.")
+    figures.show(figure, f"Highest validation accuracy, and its learning rate: {'; '.join(best)}.")
 
 
 # Section 1
@@ -118,8 +118,8 @@ def sharpness(
         trains = np.isfinite(losses[:, -1])
         if not trains.any():
             return f"{said}. {'The run diverges' if len(losses) == 1 else 'All runs diverge'}."
-        low, high, end = (part.mean() for part in (sharp[trains].min(1), sharp[trains].max(1), sharp[trains, -1]))
-        said += f", stays between {low:.1f} and {high:.1f}, and ends at {end:.1f}."
+        said += f" and ends at {sharp[trains, -1].mean():.1f}{'' if len(losses) == 1 else ' on average'}."
+        said += f" It ranges from {sharp[trains].min():.1f} to {sharp[trains].max():.1f}."
         return said if trains.all() else f"{said} {(~trains).sum()} of {len(trains)} runs diverge."
 
     widgets.explore_axes(paint, alt=caption, columns=2, choice=widgets.slider(label, list(runs), value, "{:.2g}"))
@@ -177,14 +177,14 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
         mean = path[last + 1 :].mean(0)
         figures.contour(left, lambda x, y: (0.2 * x**2 + y**2) / 2, (-10, 10), (-10, 10))
         left.plot(*path[: last + 2, 0].T, color="white", linewidth=0.8)
-        left.plot(*path[last + 1 :, 0].T, color=figures.BLUE, linewidth=0.9)
+        left.plot(*path[last + 1 :, 0].T, color=figures.BLACK, linewidth=0.9)
         left.plot(*path[-1, 0], "o", color=figures.RED, markeredgecolor="white", markersize=9)
         left.plot(*mean[0], "*", color=figures.GREEN, markeredgecolor="white", markersize=17)
-        left.set(xlabel="weight along, λ = 0.2", ylabel="weight across, λ = 1", title="one run; last quarter: blue")
+        left.set(xlabel="weight along, λ = 0.2", ylabel="weight across, λ = 1", title="one run; last quarter: black")
         right.plot(range(steps + 1), loss(path), color=figures.RED)
         right.plot([last, steps], [loss(mean)] * 2, color=figures.GREEN, linewidth=4)
         right.text(0.97, 0.92, "● weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
-        right.text(0.97, 0.84, "★ mean of the blue path", color=figures.GREEN, ha="right", transform=right.transAxes)
+        right.text(0.97, 0.84, "★ mean of the last quarter", color=figures.GREEN, ha="right", transform=right.transAxes)
         right.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60))
         right.set_title("mean of 200 runs")
 
@@ -256,9 +256,9 @@ def rate_and_momentum(rates: Sequence[float], momenta: Sequence[float], accuracy
 
 def schedules(shapes: Mapping[str, np.ndarray]) -> None:
     """The schedules as small curves, each from 0 to its peak."""
-    figure = figures.new(height=1.6)[0]
+    figure = figures.new(height=2.4)[0]
     figure.clear()
-    for ax, (name, shape) in zip(figure.subplots(1, len(shapes), sharey=True), shapes.items(), strict=True):
+    for ax, (name, shape) in zip(figure.subplots(2, len(shapes) // 2, sharey=True).flat, shapes.items(), strict=True):
         ax.plot(shape, color=figures.BLACK)
         ax.set_title(name, fontsize=8)
         ax.set(xticks=[], yticks=[0, 1], ylim=(0, 1.05))
