@@ -143,7 +143,8 @@ def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> Non
         there = np.flatnonzero(counts[:, i])
         ax.bar(there + 0.27 * (i - 1), [100] * len(there), 0.25, color="white", edgecolor=figures.GREY)
         ax.bar(there + 0.27 * (i - 1), shares[there, i], 0.25, color=color)
-        ax.text(1 + 1.3 * i, 108, product, color=color, ha="center")
+        ax.text((0.0, 0.6, 1.65)[i], 108, product, color=color)
+    ax.text(-0.4, 108, "bars:")
     ax.set_xticks(range(len(layers)), [f"{n}\n{c:,.0f}" for n, c in zip(layers, counts.sum(1), strict=True)])
     ax.text(0.27, 3, "no error", color=figures.RED, ha="center", rotation=90)
     ax.set(xlabel="layer, and its multiplications for one digit", ylabel="needed (%)", ylim=(0, 122))
@@ -205,7 +206,7 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
         for place, (other, ratio) in enumerate(ratios.items()):
             style = {"linewidth": 2.5} if other == kind else {"alpha": 0.4}
             (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=hues[other], **style)
-            figures.name(ax, line, other, (5, 4, -5)[place])
+            figures.name(ax, line, other, (-1, 4, -5)[place])
         ax.plot([1, 100], [0.01, 1], "--", color=figures.GREY)
         ax.text(22, 0.13, "multiplications", color=figures.GREY)
         ax.plot([0.8, 100], [1, 1], color=figures.BLACK, linewidth=1)
@@ -262,13 +263,9 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
     def paint(ax: Axes, bits: int, encoding: str) -> None:
         ax.axhline(dense, color=figures.GREY, linestyle="--")
-        for piece, samples in accuracies.items():
-            size, mean = sizes(piece, bits, encoding), samples.mean(1)
-            ax.plot(size, mean, "o-", color=PIECES[piece], markersize=4)
-            first = np.argmax(mean > 85.5)
-            side = ("right", (-6, 5)) if piece in ("weight", "block") else ("left", (6, -9))
-            beside = {"xytext": side[1], "textcoords": "offset points", "ha": side[0]}
-            ax.annotate(piece, (size[first], mean[first]), color=PIECES[piece], **beside)
+        for place, (piece, samples) in enumerate(accuracies.items()):
+            ax.plot(sizes(piece, bits, encoding), samples.mean(1), "o-", color=PIECES[piece], markersize=4)
+            ax.text(0.97, 0.33 - 0.07 * place, piece, color=PIECES[piece], transform=ax.transAxes, ha="right")
         ax.text(1, dense + 0.1, "dense", color=figures.GREY, transform=ax.get_yaxis_transform(), ha="right")
         ax.set(xscale="log", xlabel="stored kilobytes", ylabel="test accuracy (%)", ylim=(85, dense + 0.9))
         ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
@@ -316,11 +313,12 @@ def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> Non
 
 def connections(maps: Mapping[str, np.ndarray]) -> None:
     """How many connections lead from each pixel, for each network: counts (14, 14)."""
-    figure, axes = figures.new(len(maps), height=2.8)
+    figure, axes = figures.new(len(maps), height=3.1)
     top = max(counts.max() for counts in maps.values())
     for ax, (name, counts) in zip(axes, maps.items(), strict=True):
         ax.imshow(counts, cmap="cividis", vmin=0, vmax=top)
         ax.set_title(name)
         ax.axis("off")
+    figure.supxlabel("each square is a pixel; yellow: many connections, blue: few", fontsize="medium")
     middle = (f"{name} {100 * counts[3:11, 3:11].sum() / counts.sum():.0f} %" for name, counts in maps.items())
     figures.show(figure, f"Brighter: more connections. Share of the middle 8 × 8 pixels: {', '.join(middle)}.")

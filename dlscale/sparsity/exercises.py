@@ -14,7 +14,7 @@ def _products(answer: Any) -> str | None:
         a = (rng.random((examples, inputs)) < rng.random((examples, 1))) * 1.0  # dark examples and bright ones
         e = (rng.random((examples, outputs)) < a.mean(1, keepdims=True)) * 1.0
         a[0, 0] = e[0, 0] = 1.0
-        given = f"The number for {examples} examples, {inputs} inputs and {outputs} outputs"
+        given = f"The number for a batch of {examples}, {inputs} inputs and {outputs} outputs"
         expected = a.sum() * outputs + 2 * (a.sum(1) * e.sum(1)).sum()
         if wrong := compare(given, answer(a.copy(), e.copy()), expected):
             return wrong
@@ -25,9 +25,9 @@ products = Exercise(
     id="sparsity-products",
     answer="needed_multiplications",
     question="Write `needed_multiplications` for a dense layer. `a` (examples, inputs) is 1.0 where an input is not "
-    "zero, else 0.0. `e` (examples, outputs) is the same for the errors. Return one number: how many multiplications "
-    "all products need for all examples. Mean fractions are not enough: an example with many zeros in `a` may "
-    "have many in `e`, too.",
+    "zero, else 0.0. `e` (examples, outputs) is the same for the errors. Return how many multiplications the three "
+    "products need for all examples. Mean fractions are not enough: an example with many zeros in `a` may have many "
+    "in `e`, too.",
     hints=(
         "Forward product: every nonzero input times all outputs. The other two: how many pairs has one example?",
         "An example has a.sum(axis=1) inputs times e.sum(axis=1) errors: multiply before you add up the examples.",
@@ -49,7 +49,7 @@ def _together(answer: Any) -> str | None:
         layers = [(scale * rng.normal(size=shape)).astype(np.float32) for scale, shape in
                   ((1.0, (6, 8)), (5.0, (4, 3)), (0.2, (3, 3, 2, 4)), (1.0, (7,)))]  # fmt: skip
         masks = [np.asarray(mask, float) for mask in answer([w.copy() for w in layers], density)]
-        if wrong := compare("The shapes of the masks", [m.size for m in masks], [w.size for w in layers]):
+        if wrong := compare("The list of masks", np.arange(len(masks)), np.arange(len(layers))):
             return wrong
         if any(m.shape != w.shape or not np.isin(m, (0, 1)).all() for m, w in zip(masks, layers, strict=True)):
             return "A mask has its layer's shape and is made of 1 (the weight stays) and 0 (it goes)."
@@ -148,7 +148,7 @@ break_even = Exercise(
     question="A dense product has `size` multiplications and does `dense_rate` of them per second. A sparse product "
     "needs `start` seconds to begin. Then it does `sparse_rate` multiplications per second, but only those of the "
     "kept weights. Write `density_that_pays`: the density at which both take equally long. Return 0 if the sparse "
-    "product is slower at every density, and never more than 1.",
+    "product is always slower, and 1 if it is always faster.",
     hints=(
         "The dense product takes size / dense_rate seconds. How many of these seconds are left after the start?",
         "Then the sparse product does seconds * sparse_rate multiplications. Which part of `size` is that?",
