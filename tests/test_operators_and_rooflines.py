@@ -135,6 +135,11 @@ def greedy(seconds, batch):
     return pieces
 
 
+def equal_and_rest(seconds, batch):
+    b = min(range(1, batch + 1), key=lambda b: seconds[b] * (batch // b) + seconds[batch % b])
+    return [b] * (batch // b) + [batch % b] * (batch % b > 0)
+
+
 def recursive(seconds, batch):
     @functools.cache
     def best(n):
@@ -159,10 +164,13 @@ ORDER = "Do rows and columns stand in the order"
     [
         (exercises.batch_needed, solved, ""),
         (exercises.batch_needed, lambda i, o, peak, bandwidth: math.ceil(2 * peak / bandwidth), "the batch"),
+        (exercises.batch_needed, lambda i, o, peak, bandwidth: solved(i, i, peak, bandwidth), "a layer 64 × 4096"),
+        (exercises.batch_needed, lambda i, o, peak, bandwidth: solved(o, o, peak, bandwidth), "a layer 64 × 4096"),
         (exercises.micro_batches, recursive, ""),
         (exercises.micro_batches, lambda seconds, batch: reversed(recursive(seconds, batch)), ""),
         (exercises.micro_batches, lambda s, batch: room.split([], batch, math.inf), "the library's own split"),
         (exercises.micro_batches, greedy, "there are others that take less"),
+        (exercises.micro_batches, equal_and_rest, "for 14 examples take 17 s"),
         (exercises.windows, strided(0, 1, 2, 4, 5, 3), ""),
         (exercises.windows, strided(0, 1, 2, 3, 4, 5), ORDER),
         (exercises.windows, strided(0, 1, 2, 5, 4, 3), ORDER),  # the kernel turned over

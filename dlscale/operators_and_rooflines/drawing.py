@@ -66,9 +66,8 @@ def roof(points: Mapping[str, tuple[float, float]], peak: float, bandwidth: floa
     """Explore where operators lie: FLOP/s over arithmetic intensity, below the roof."""
     kinds = dict(zip(dict.fromkeys(name.split(",")[0] for name in points), COLORS, strict=True))
 
-    upper = max(
-        ("element-wise", "sum"), key=lambda name: points[name][1]
-    )  # of the same intensity: its name stands left
+    # two have the same intensity: the upper one's name stands left
+    upper = max(("element-wise", "sum"), key=lambda name: points[name][1])
     ends = [name for name in points if "," in name]
     named = {name: name for name in points if name not in ends} | {ends[0]: ends[0], ends[-1]: ends[-1].split(", ")[1]}
 
@@ -100,7 +99,7 @@ def roof(points: Mapping[str, tuple[float, float]], peak: float, bandwidth: floa
             f"{100 * y / peak:.0f} % of the peak and {100 * y / min(peak, bandwidth * x):.0f} % of the roof."
         )
 
-    menu = widgets.menu("operator", [*points], "convolution 3 × 3")
+    menu = widgets.menu("operator", [*points], "element-wise")
     widgets.explore_axes(paint, alt=caption, height=4, operator=menu)
 
 
@@ -132,7 +131,7 @@ def fusion(
             f"fused, {gain:.1f} times faster."
         )
 
-    widgets.explore_axes(paint, alt=caption, height=3.2, length=widgets.slider("operators", [*separate], lengths[-2]))
+    widgets.explore_axes(paint, alt=caption, height=3.2, length=widgets.slider("operators", [*separate], 8))
 
 
 # Convolution
@@ -146,7 +145,13 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
         for ax, found, scale in ((left, flops, 1e-6), (right, seconds, 1e3)):
             for way, f in found.items():
                 line = ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
-                figures.name(ax, line, way, -9 if way == "Winograd 4" else 0)
+                if len(f) > 1:
+                    figures.name(ax, line, "direct, im2col" if ax is left and way == "direct" else way)
+                else:  # a point among the other curves
+                    ax.annotate(
+                        way, line.get_xydata()[0], (0.32, 0.04), textcoords="axes fraction", color=WAYS[way],
+                        arrowprops={"arrowstyle": "-", "color": WAYS[way]},
+                    )  # fmt: skip
             ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
             ax.set_ylim(bottom=0.6 * ax.get_ylim()[0])
@@ -205,7 +210,7 @@ def schedules(programs: Mapping[str, Sequence], schedule: Callable, processors: 
                 color = figures.RED if {n, q} <= chain else "#bbbbbb"
                 left.plot(*zip(place[q], place[n], strict=True), color=color, linewidth=0.8, zorder=1)
         left.scatter(*zip(*place.values(), strict=True), c=colors_of(place), s=26)
-        left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="red: a longest chain")
+        left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="orange: a longest chain")
         for t, now in enumerate(steps):
             right.barh(range(1, len(now) + 1), 0.9, left=t + 0.05, color=colors_of(now), height=0.85)
         right.set(xlabel="step", ylabel="processor", xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
@@ -266,8 +271,8 @@ def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Non
     widgets.explore_axes(paint, alt=caption, width=5, height=3.6, cycle=player)
 
 
-def energy(picojoules: Mapping[str, Mapping[str, float]]) -> None:
-    """The energy of one product by where it goes, a row for each tiling, on a logarithmic axis."""
+def energy(picojoules: Mapping[str, Mapping[str, float]], per: str) -> None:
+    """The energy of a product, or what `per` says, by where it goes: a row for each tiling, on a logarithmic axis."""
     figure, ax = figures.new(height=1 + 0.6 * len(picojoules))
     colors = {"arithmetic": figures.GREEN, "registers": figures.SKY, "SRAM": figures.ORANGE, "DRAM": figures.RED}
     said = []
@@ -277,7 +282,7 @@ def energy(picojoules: Mapping[str, Mapping[str, float]]) -> None:
                 at, text = row + 0.2 * (place - 1.5), f"{level} {value:,.{2 * (value < 10)}f}"
                 ax.barh(at, value, 0.18, color=color)
                 ax.text(1.1 * value, at, text, va="center", color=color, fontsize=8)
-                said.append(f"{' '.join(name.split())}: {text} pJ")
-    ax.set(xscale="log", xlim=(0.1, 4e4), ylim=(len(picojoules) - 0.5, -0.5), xlabel="picojoules")
+                said.append(f"{name}: {text} pJ".removeprefix(": "))
+    ax.set(xscale="log", xlim=(0.1, 4e4), ylim=(len(picojoules) - 0.5, -0.5), xlabel=f"picojoules per {per}")
     ax.set_yticks(range(len(picojoules)), [*picojoules])
     figures.show(figure, "; ".join(said))
