@@ -198,6 +198,7 @@ ENDING = "m = beta * m + rate * ratio * d\n    return w - m, m"
 rate_for, one_ratio = exercises.rate_for, exercises.one_ratio
 ANSWERS = [
     (exercises.noise, lambda gradients, b: by_variance(jnp.asarray(gradients), b), True),
+    (exercises.noise, ("(gradients**2)", "(gradients[:, 0] ** 2)"), False),
     (exercises.noise, lambda gradients, b: np.mean([by_variance(one[None], b) for one in gradients]), False),
     (exercises.noise, lambda g, b: b * g.var(1, ddof=1).sum(-1).mean() / (g.mean(1) ** 2).sum(-1).mean(), False),
     (rate_for, lambda other, critical, b, rate: rate * other * (b + critical) / b / (other + critical), True),

@@ -103,7 +103,7 @@ def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tu
     def paint(left: Axes, right: Axes, step: int, batch: int) -> None:
         left.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "color": figures.BLACK, "lw": 2.5})
         left.plot(*clouds[step][batch].T, "o", color=figures.BLUE, markersize=3.5, alpha=0.5)
-        left.set(xlim=(-1.5, 4.5), ylim=(-0.2, 8), xlabel="along G (G has length 1)", ylabel="length across G: noise")
+        left.set(xlim=(-1.5, 4.5), ylim=(-0.2, 8), xlabel="along G (G has length 1)", ylabel="length across G")
         left.text(0.5, 0.15, "G", ha="center")
         signal, noise = parts[step]
         for name, values, color in (
@@ -121,8 +121,8 @@ def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tu
         (signal, noise), (along, across) = parts[step], clouds[step][batch].T
         angle = np.degrees(np.arctan2(across, along)).mean()
         return (
-            f"Step {step}: the signal is {signal:.2g}, the noise {noise:.2g} / {batch} = {noise / batch:.2g}. They "
-            f"are equal at batch {noise / signal:.0f}. Gradients of batch {batch} are off by {angle:.0f}° on average."
+            f"Step {step}, squared lengths: signal {signal:.2g}, noise {noise:.2g} / {batch} = {noise / batch:.2g}, "
+            f"equal at batch {noise / signal:.0f}. Gradients of batch {batch} are off by {angle:.0f}° on average."
         )
 
     step = widgets.slider("step", list(clouds), list(clouds)[2])
@@ -157,9 +157,9 @@ def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.nda
             across, up, ha = (0.85, 0.95, "right") if batches[place] == batches[-1] else (1, 1.15, "left")
             left.text(across * x, up * y, f"batch {batches[place]}", color=color, ha=ha)
         failed = grid[here][~arrive[here].any(-1)]
-        left.plot(failed, np.full(len(failed), 0.95), "x", color=figures.RED, transform=left.get_xaxis_transform())
+        left.plot(failed, np.full(len(failed), 0.95), "x", color=figures.BLUE, transform=left.get_xaxis_transform())
         left.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="steps to the target", ylim=(45, 1400))
-        left.set_title("hollow: some runs fail; ×: all fail", fontsize=9, color=figures.GREY)
+        left.set_title("hollow: mean of the runs that arrive; ×: none arrives", fontsize=9, color=figures.GREY)
         _ticks(left.yaxis, [50, 100, 200, 500, 1000])
         middle, low, high = interval(best)
         right.plot([batches, batches], [2**low, 2**high], color=figures.BLUE)
@@ -197,7 +197,10 @@ def ladder(accuracies: Mapping[int, np.ndarray], epochs: Sequence[int], examples
     for (batch, samples), color in zip(accuracies.items(), (figures.BLUE, figures.GREEN, figures.ORANGE), strict=True):
         line = figures.band(ax, np.array(epochs) * examples // batch, samples, color, marker="o")
         figures.name(ax, line, f"batch {batch}", -10 if batch == 512 else 0)
-    ax.set_title(f"dots: {', '.join(map(str, epochs))} epochs", fontsize=9, color=figures.GREY)
+        for end, ha, down in ((0, "right" if batch == 32 else "left", batch != 32), (-1, "right", batch == 512)):
+            place = line.get_xydata()[end], (4 if ha == "left" else -4, -13 if down else 7)
+            ax.annotate(f"{epochs[end]}", *place, textcoords="offset points", color=color, ha=ha)
+    ax.set_title("numbers: epochs, which double from dot to dot", fontsize=9, color=figures.GREY)
     ax.axvline(epochs[0] * examples // 32, color=figures.RED, linestyle="--", linewidth=1)
     ax.text(epochs[0] * examples // 32 * 1.05, 45, "equal updates", color=figures.RED)
     ax.set(xscale="log", xlabel="updates", xlim=(60, 60_000))

@@ -33,7 +33,8 @@ noise = Exercise(
     answer="noise_scale",
     question="A cluster has stored the gradient of each worker over some steps, an array `gradients` of shape "
     "(steps, workers, weights). Each worker took `b` examples per step. Write `noise_scale(gradients, b)`. Average "
-    "both squared lengths over all steps, then solve for signal and noise, and divide only at the end.",
+    "both squared lengths over all steps, and that of one worker also over all workers. Then solve for signal and "
+    "noise, and divide only at the end.",
     hints=(
         "One worker has b examples, all workers have workers · b. Take the mean squared length at both batch sizes.",
         "Two equations, small = signal + noise / b and large = signal + noise / (workers · b), and two unknowns.",
@@ -58,7 +59,8 @@ rate_for = Exercise(
     id="batch_size_and_lars-rate_for",
     answer="rate_for",
     question="You know the critical batch `critical`, and the best rate `rate` at one batch size `batch`. Write "
-    "`rate_for`, which returns the rate to try at the batch size `other`.",
+    "`rate_for`, which returns the rate to try at the batch size `other`. Then call "
+    "`rate_for(512, critical_batch, 8, best_rates[:, 0].mean())`, and compare the answer with the figure.",
     hints=(
         "ε(B) = ε_max / (1 + B_c / B). The known pair gives ε_max.",
         "ε_max = rate · (1 + critical / batch). Divide it by what belongs to the other batch.",
