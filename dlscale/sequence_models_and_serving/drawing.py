@@ -38,7 +38,7 @@ def processors(counts: Mapping[tuple[str, int], tuple[int, int]]) -> None:
     many = np.logspace(0, 6, 61)
     styles = {"recurrent": (figures.RED, "-"), "linear": (figures.BLUE, "-"), "× work / depth": (figures.BLACK, "x")}
     axis = {"xscale": "log", "yscale": "log", "xlim": (1, 1e6), "ylim": (10, 1e8)}
-    axis |= {"xlabel": "processors", "ylabel": "time steps"}
+    axis |= {"xlabel": "processors", "ylabel": "rounds"}
 
     def compute(length: int) -> dict[str, Line]:
         both = {name: counts[name, length] for name in ("recurrent", "linear")}
@@ -58,21 +58,25 @@ def processors(counts: Mapping[tuple[str, int], tuple[int, int]]) -> None:
 # Sections 2 and 3
 
 
-def lattice(tables: Mapping[str, np.ndarray], names: Sequence[str]) -> None:
-    """Where a path is at each frame, as tables (frames, states) of forward–backward tell it, side by side."""
-    figure, panels = figures.new(len(tables), height=2.8, sharey=True)
+def lattice(tables: Mapping[str, np.ndarray], names: Sequence[str], truth: int) -> None:
+    """Where a path is at each frame, as tables (frames, states) of forward–backward tell it, side by side.
+
+    A ring marks the state `truth` at frame 9.
+    """
+    figure, panels = figures.new(len(tables), height=3.0, sharey=True)
     said = []
     for ax, (title, table) in zip(panels, tables.items(), strict=True):
         share = table / table.sum(1, keepdims=True)
         extent = (0.5, len(share) + 0.5, len(names) - 0.5, -0.5)
         ax.imshow(share.T, aspect="auto", cmap="cividis", vmin=0, vmax=1, extent=extent)
-        ax.axvline(9, color=figures.ORANGE, linestyle=":")
-        ax.set(title=title, xlabel="frame", xticks=(1, 9, 24), yticks=range(len(names)))
+        ax.plot(9, truth, "o", markersize=13, markerfacecolor="none", color="white", markeredgewidth=2)
+        found = names[share[8].argmax()]
+        ax.set(title=f"{title}\nat frame 9: {found}", xlabel="frame", xticks=(1, 9, 24), yticks=range(len(names)))
         ax.grid(False)
-        said.append(f"{title} says {names[share[8].argmax()]}")
+        said.append(f"{title} says {found}")
     panels[0].set(ylabel="state")
     panels[0].set_yticks(range(len(names)), names)
-    figures.show(figure, f"Bright is probable. At frame 9, {'; '.join(said)}.")
+    figures.show(figure, f"Bright is probable. At frame 9, {'; '.join(said)}; the truth is {names[truth]}.")
 
 
 def learning(looks: Mapping[int, np.ndarray], word: str, ends: Sequence[float]) -> None:
