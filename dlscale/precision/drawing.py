@@ -126,7 +126,8 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
             ax.text(x[y.argmax()] + 0.5, y.max() + 0.02 * top, kind, color=color, ha=side, clip_on=True)
         if shift:
             ax.plot(EXPONENTS, y := counts[step]["gradients"], ":", color=figures.RED, drawstyle="steps-post")
-            ax.text(EXPONENTS[y.argmax()] + 0.5, y.max() + 0.02 * top, "loss × 1", color=figures.RED, ha="center")
+            where = EXPONENTS[y.argmax()] + 0.5, y.max() + 0.02 * top
+            ax.text(*where, "gradients,\nloss × 1", color=figures.RED, ha="center")
         ax.set(xlim=(-40, 20), ylim=(0, top), xlabel="size of the number (power of 2)", ylabel="numbers (%)")
 
     def caption(shift: int, step: int, name: str) -> str:
@@ -154,7 +155,7 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
         left.plot(power, 100 * runs[name, power][0], "o", color=figures.BLACK, markersize=10)
         left.axvline(powers[0], color=figures.GREY, linestyle=":")
         left.text(powers[0] + 0.7, 103, "loss / 1,024", color=figures.GREY, va="center")
-        left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)", ylim=(0, 108))
+        left.set(xlabel="loss multiplied by (power of 2)", ylabel="test accuracy (%)", ylim=(0, 108), title=name)
         right.plot(100 * runs[name, power][1], color=figures.BLACK)
         right.set(xlabel="step", ylabel="gradients that are zero (%)", ylim=(0, 108), title="run of the black point")
 
