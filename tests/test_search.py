@@ -172,6 +172,7 @@ EVOLVE = """
     new[axis] = rng.integers(sizes[axis])
     return new
 """
+WALK = exercises.next_point.code.replace("np.argsort(-scores)[rng.integers(2)]", "scores.argmax()")
 LAST, RANK = "alive[np.argmax(curves[alive, epochs - 1])]", "-curves[alive, epochs - 1]"
 HALVE = [  # what of the solution is replaced, by what, and what the check says
     (LAST, "alive[0]", "does not win"),
@@ -184,6 +185,7 @@ HALVE = [  # what of the solution is replaced, by what, and what the check says
 ANSWERS = [(exercises.halve, exercises.halve.code.replace(old, new), why) for old, new, why in HALVE]
 ANSWERS += [
     (exercises.next_point, FIRST + SWEEP, ""),
+    (exercises.next_point, WALK, ""),
     (exercises.next_point, HEAD + "    return rng.integers(sizes)", "reaches 74.1%"),
     (exercises.next_point, FIRST + EVOLVE, "reaches 8"),
     (exercises.draws, "draws_needed = lambda s, p: int(np.log(1 - p) / np.log1p(-s)) + 1", ""),

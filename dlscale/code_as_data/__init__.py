@@ -28,7 +28,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Graph:
-    """A contextual flow graph: statements in the order of the trace, and its wires.
+    """Statements in the order of the trace, and the wires between them, after Ben-Nun et al. (2018).
 
     `data` (n, 2): the first statement makes what the second one uses. `control` (m, 2): the first one decides whether
     the second one runs, and no data edge leads there from the decision.
@@ -50,7 +50,7 @@ class Graph:
 
 
 def graph(f: Callable[..., Any], *args: Any) -> Graph:
-    """The contextual flow graph of f, traced with arguments of these shapes; nothing is run.
+    """The graph of f, traced with arguments of these shapes; nothing is run.
 
     Loops are in it once, with an edge back; calls are opened. Raises ValueError for what cannot be traced, and for a
     program without statements.

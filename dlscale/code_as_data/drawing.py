@@ -79,7 +79,8 @@ def explore_graphs(graphs: Mapping[str, Graph], start: str, answers: Mapping[str
         draw(ax, graphs[which], WIRES[order])
         if order == "the wires":
             ax.text(0.01, 0.97, "data", color=figures.BLUE, transform=ax.transAxes)
-            ax.text(0.01, 0.91, "control (dashed)", color=figures.ORANGE, transform=ax.transAxes)
+            dashed = "control (dashed)" if len(graphs[which].control) else ""
+            ax.text(0.01, 0.91, dashed, color=figures.ORANGE, transform=ax.transAxes)
 
     def caption(which: str, order: str) -> str:
         own = graphs[which]
@@ -104,7 +105,8 @@ def explore_rounds(one: Graph) -> None:
 
     def caption(which: str, order: str, rounds: int) -> str:
         count = int(heard(which, order, rounds).sum()) - 1
-        return f"After {rounds} rounds along {order}, statement {which} (orange) depends on {count} others (yellow)."
+        after, others = (f"{n} {name}{'s' * (n != 1)}" for n, name in ((rounds, "round"), (count, "other")))
+        return f"After {after} along {order}, statement {which} (orange) depends on {others} (yellow)."
 
     which, order = widgets.menu("statement", names, names[3]), widgets.menu("messages along", [*WIRES])
     rounds = widgets.player("round", range(1, 4), 1, interval=900)
@@ -185,12 +187,12 @@ def explore_splits(differences: Mapping[str, np.ndarray], overlap: float) -> Non
         ax.scatter(mean, [0, 1], 80, colors, zorder=3)
         ax.eventplot(differences[which][:count], lineoffsets=2, linelengths=0.4, colors=figures.BLACK)
         ax.axvline(0, color=figures.BLACK, linewidth=1)
-        ax.set(ylim=(2.4, -0.6), xlim=(-60, 60), xlabel="gain of learnt vectors (points)")
+        ax.set(ylim=(2.4, -0.6), xlim=(-60, 60), xlabel=f"learnt vectors minus {which} (points)")
         ax.set_yticks(range(3), [*both(which, count), "each split"])
 
     def caption(which: str, count: int) -> str:
         said = ", ".join(f"{name} {found}" for name, found in both(which, count).items())
-        return f"Learnt vectors minus {which}, {count} splits: {said} points."
+        return f"Learnt vectors minus {which}, {count} splits: {said} points.".replace("-", "−")
 
     which = widgets.menu("learnt vectors minus", [*differences])
     widgets.explore_axes(

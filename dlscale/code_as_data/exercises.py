@@ -73,8 +73,8 @@ ceiling = Exercise(
     id="code_as_data-ceiling",
     answer="ceiling",
     question="Write `ceiling(seen, labels)`. `seen` lists what a reader sees of each program: anything that can be a "
-    "key of a dictionary. `labels` lists the classes. Return the largest share of right answers that any rule can "
-    "reach.",
+    "key of a dictionary. `labels` lists the classes. Return the largest share of right answers, from 0 to 1, that "
+    "any rule can reach.",
     hints=(
         "Programs that look the same get the same answer. Which answer is best for them?",
         "Count the labels of everything that looks the same. The best answer is the most frequent label.",

@@ -234,9 +234,9 @@ MACHINES = {
 
 
 class Network(NamedTuple):
-    """Layers, what a run of the paper is, and how often each layer's results pass through memory beside the products.
+    """Layers, what a run of the paper is, and how often each layer's outputs pass through memory beside the products.
 
-    A pass is a reading or a writing of all results of a layer: (in the forward pass, in the backward pass).
+    A pass is a reading or a writing of all outputs of a layer: (in the forward pass, in the backward pass).
     """
 
     layers: list[LayerSize]
@@ -270,14 +270,14 @@ def layer_seconds(
     return product + passes[0] * one_pass, 2 * product + passes[1] * one_pass
 
 
-RINGS = ("every round waits", "along the nodes")
+RINGS = ("every round waits", "no round waits")
 
 
 def ring_latency(machine: Machine, ring: str) -> float:
-    """Seconds of latency of a round of a ring of all GPUs.
+    """Seconds of latency of a round of a ring of all GPUs, laid along the nodes: one of a node's messages leaves it.
 
-    Where "every round waits" for its slowest message, it is that of the network. "along the nodes" a worker sends on
-    what it has at once, and all but one of a node's messages stay inside, so that a message's mean latency counts.
+    If "every round waits" for its slowest message, it is the network's. If "no round waits", because each worker sends
+    on at once what it has, it is the mean over all messages.
     """
     checks.known("ring", ring, RINGS)
     inside = machine.node - 1 if ring == RINGS[1] else 0
@@ -298,7 +298,7 @@ def all_reduce_seconds(
 
 
 def simulated_ring(size: float, workers: int, machine: Machine) -> float:
-    """Seconds of a ring along the nodes, message by message: nobody waits but for what it sends and for its own link.
+    """Seconds of a ring in which no round waits, message by message: each waits only for its chunk and its own link.
 
     In round r each worker sends the chunk that it received in round r - 1 as soon as it has it and its link is free.
     """

@@ -26,10 +26,10 @@ def _switched(chosen: Mapping[str, Any]) -> dict[str, Any]:
 # Section 1
 
 
-def without(minutes: Mapping[str, float], points: Mapping[str, float]) -> None:
-    """Two rows of bars: by how much a run is longer, and a network less accurate, without a part."""
+def without(minutes: Mapping[str, float], points: Mapping[str, float], base: float) -> None:
+    """Two rows of bars: by how much a run of `base` minutes is longer, and a network less accurate, without a part."""
     (fig, axes), said = figures.new(2, height=2.1), []
-    labels = ("minutes longer without it", "accuracy points lost without it")
+    labels = (f"minutes longer without it (all on: {base:.1f})", "accuracy points lost without it")
     for ax, found, label, color in zip(axes, (minutes, points), labels, (figures.BLUE, figures.ORANGE), strict=True):
         texts = [f"{value:.1f}".replace("-", "−") for value in found.values()]
         ax.barh([*found], [*found.values()], 0.6, color=color)
@@ -86,7 +86,7 @@ def norms(exponents: Sequence[int], ratios: np.ndarray) -> None:
     ax.axhline(1, color=figures.GREY, linestyle=":", linewidth=1)
     ax.set(xlabel="size of the gradient's entries (power of two)", ylabel="norm in float16 / norm", ylim=(-0.1, 2.2))
     good = [e for e, ratio in zip(exponents, ratios, strict=True) if abs(ratio - 1) < 0.05]
-    said = f"right to 5 % from 2 to the power {good[0]} to {good[-1]}; zero below, infinite above"
+    said = f"right to 5 % from 2 to the power {good[0]} to {good[-1]}; too short below, infinite above"
     figures.show(fig, f"The norm of a gradient computed in float16: {said}.".replace("-", "−"))
 
 
@@ -182,27 +182,27 @@ def rings(sizes: np.ndarray, times: Mapping[str, np.ndarray], simulated: Mapping
     figures.show(fig, f"An all-reduce of {sizes[0] / 1e3:.0f} KB: {said}. Dots: simulated message by message.")
 
 
-def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, float]) -> None:
-    """Explore passes through memory: images a second (counts, 2) with half the bytes, or arithmetic twice as fast."""
+def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, float], needed: float) -> None:
+    """Explore passes through memory: images a second in float16 (counts,); `needed` of them explain the published."""
 
     def paint(ax: Axes, number: int) -> None:
-        for column, color, text in (
-            (0, figures.BLUE, "float16: half the bytes"),
-            (1, figures.GREY, "if arithmetic doubled"),
-        ):
-            (line,) = ax.plot(counts, speeds[:, column], color=color)
-            figures.name(ax, line, text)
+        (line,) = ax.plot(counts, speeds, color=figures.BLUE)
+        figures.name(ax, line, "our float16")
         for value, text in zip(published, ("published, float32", "published, float16"), strict=True):
             ax.axhline(value, color=figures.RED, linewidth=1, linestyle=":")
             ax.text(counts[-1] + 0.5, value + 3, text, color=figures.RED, va="bottom")
-        (dot,) = ax.plot(number, speeds[counts.index(number), 0], "o", color=figures.BLUE, markersize=9)
-        figures.name(ax, dot, "13: our count" if number == 13 else f"{number}", -10)
-        ax.set(xlabel="passes through memory for each layer's results", ylabel="images per second, one GPU")
-        ax.set(xlim=(0, counts[-1] + 15), ylim=(150, 360), xticks=range(0, counts[-1] + 1, 4))
+        ax.plot([needed] * 2, [150, published[1]], color=figures.RED, linewidth=1, linestyle=":")
+        ax.text(needed + 0.3, 153, f"needed: {needed:.0f}", color=figures.RED)
+        (dot,) = ax.plot(number, speeds[counts.index(number)], "o", color=figures.BLUE, markersize=9)
+        figures.name(ax, dot, "our count" if number == 13 else f"{number}", -10)
+        ax.set(xlabel="passes through memory for each layer's outputs", ylabel="images per second, one GPU")
+        ax.set(xlim=(0, counts[-1] + 12), ylim=(150, 270), xticks=range(0, counts[-1] + 1, 4))
 
     def caption(number: int) -> str:
-        bytes_only, twice = speeds[counts.index(number)]
-        return f"{number} passes: {bytes_only:.0f} images/s with half the bytes, {twice:.0f} with twice the arithmetic."
+        return (
+            f"{number} passes: {speeds[counts.index(number)]:.0f} images per second in float16; published are "
+            f"{published[1]:.0f}, which need {needed:.0f}."
+        )
 
     widgets.explore_axes(paint, alt=caption, number=widgets.slider("passes", [*counts], 13))
 

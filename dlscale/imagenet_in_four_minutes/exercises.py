@@ -195,7 +195,7 @@ plan = Exercise(
     question='Plan two thirds of the paper\'s minutes on an eighth of its GPUs: `plan = {"machine": …, "gpus": …, '
     '"share": …, "fuse": …}`. The machine is "P40, 2016", "V100, 2017" or "A100, 2020". GPUs come in nodes of eight. '
     "`share` is the number of images on each GPU, and `fuse` is the threshold in bytes. Your links have a third of the "
-    "bandwidth and three times the latency: `slow = exercises.slower(record.MACHINES[machine], 3)`. Then "
+    "machine's bandwidth and three times its latency: `slow = exercises.slower(record.MACHINES[machine], 3)`. Then "
     "`record.timeline(RESNET, slow, gpus, share, fuse=fuse).minutes` predicts. Train ResNet-50 in at most 4.4 minutes, "
     "with at most 256 GPUs and a batch of at most 5,120.",
     hints=(

@@ -209,7 +209,7 @@ def race(found: Mapping[str, np.ndarray], usual: float | None = None) -> None:
         ax.text(usual, -0.25, "usual values", color=figures.RED, ha="center", va="bottom")
     ax.set_yticks(range(len(found)), list(found))
     ax.set(
-        xlabel=f"{ACCURACY}; dot: a search, tick: mean, bar: 95 % interval",
+        xlabel=f"{ACCURACY}; dot: a search{' (grid: a way)' * (usual is not None)}, tick: mean, bar: 95 % interval",
         ylim=(len(found) - 0.5, -0.5 if usual is None else -0.9),
     )
     ax.locator_params(axis="x", integer=True)
@@ -262,7 +262,8 @@ def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, 
     def caption(along: str, left_out: int) -> str:
         x, losses = lines[along]
         off = 100 * np.mean(losses[-1] / predicted(along, left_out, x[-1]) - 1)
-        return f"Test loss against {along}. The last point lies {off:+.0f} % off its prediction.".replace("-", "−")
+        side = "above" if off > 0 else "below"
+        return f"Test loss against {along}. The last point lies {abs(off):.0f} % {side} its prediction."
 
     left_out = widgets.slider("points left out of the fit", (1, 2), 1)
     widgets.explore_axes(

@@ -73,10 +73,11 @@ next_point = Exercise(
     "and their scores (n,). `sizes` holds the number of values on each axis; `seed` is for your random numbers. Return "
     "the next point, whole numbers. The check gives it 40 trials in each of 72 new spaces. On average, your best score "
     "must reach 92 % of the way from the mean score to the highest. Random search reaches 74 %, the lesson's evolution "
-    "about 89 %. A point that is asked for twice is a lost trial.",
+    "about 89 %. A point that is asked for twice is a lost trial, and the neighbours of one point run out.",
     hints=(
         "Neighbours of the best point are often good, too. How can you try them and keep the best point?",
-        "Change one value of one of the best points; do not ask for a point twice; begin with some at random.",
+        "Change one value of one of the best points. As long as the new point was tried before, change another value. "
+        "Begin with some points at random.",
     ),
     code="""
 def next_point(points, scores, sizes, seed):
