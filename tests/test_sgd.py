@@ -139,8 +139,8 @@ def test_polyaks_momentum_is_the_best_of_four():
 
 @suggested_by("01_sgd")
 def test_a_lower_target_needs_more_updates():
-    found = cells("01_sgd", {}, "loss sgd compiled count")
-    needed = [found["train_to_target"](256, 1.0, 0)[0] for found.data["TARGET"] in (0.3, 0.25)]
+    found = cells("01_sgd", {}, "loss sgd count")
+    needed = [found["updates_to_target"](256, 1.0, 0) for found.data["TARGET"] in (0.3, 0.25)]
     assert needed[0] < needed[1] < 5000
 
 

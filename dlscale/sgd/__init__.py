@@ -22,10 +22,11 @@ METHODS: dict[str, Callable[..., optax.GradientTransformation]] = {  # of a lear
 
 
 class Landscape(NamedTuple):
-    """A loss of two weights, where the race starts, what to show, and the loss below which a method has arrived."""
+    """A loss of two weights: where the race starts, a minimum, what to show, and the loss at which a method arrives."""
 
     loss: Callable[[Array], Array]
     start: tuple[float, float]
+    minimum: tuple[float, float]
     x: tuple[float, float]
     y: tuple[float, float]
     arrived: float
@@ -50,11 +51,11 @@ def _rotated(loss: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 
 LANDSCAPES = {
-    "ravine": Landscape(ravine, (-6.0, 2.5), (-7.0, 4.0), (-4.0, 4.0), 0.001),
-    "rotated ravine": Landscape(_rotated(ravine), (-6.0, -2.5), (-7.0, 3.0), (-7.0, 3.0), 0.001),
-    "saddle": Landscape(_saddle, (1.2, 0.01), (-1.6, 1.6), (-0.9, 1.9), -0.99),
-    "rotated saddle": Landscape(_rotated(_saddle), (0.8414, 0.8556), (-1.7, 1.5), (-0.5, 1.7), -0.99),
-    "Beale's valley": Landscape(_beale, (1.0, 1.5), (-0.5, 4.0), (-2.1, 2.1), 0.01),
+    "ravine": Landscape(ravine, (-6.0, 2.5), (0, 0), (-7.0, 4.0), (-4.0, 4.0), 0.001),
+    "rotated ravine": Landscape(_rotated(ravine), (-6.0, -2.5), (0, 0), (-7.0, 3.0), (-7.0, 3.0), 0.001),
+    "saddle": Landscape(_saddle, (1.2, 0.01), (0, 2**0.5), (-1.6, 1.6), (-0.9, 1.9), -0.99),
+    "rotated saddle": Landscape(_rotated(_saddle), (0.8414, 0.8556), (-1, 1), (-1.7, 1.5), (-0.5, 1.7), -0.99),
+    "Beale's valley": Landscape(_beale, (1.0, 1.5), (3, 0.5), (-0.5, 4.0), (-2.1, 2.1), 0.01),
 }
 
 

@@ -68,7 +68,10 @@ def _shadow(gradients: np.ndarray) -> np.ndarray:
 
 def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:
     """Explore minibatch gradients: 150 of them seen in a plane, and the relative errors, (sizes,), with their law."""
-    shadows, batch = {when: _shadow(each) for when, each in gradients.items()}, np.array(sizes)
+    shadows, laws, batch = {when: _shadow(each) for when, each in gradients.items()}, {}, np.array(sizes)
+    for when, each in gradients.items():
+        spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
+        laws[when] = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
 
     @functools.cache
     def drawn(batch_size: int, when: str) -> np.ndarray:
@@ -78,14 +81,13 @@ def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray],
     def paint(plane: Axes, error: Axes, batch_size: int, when: str) -> None:
         plane.plot(*drawn(batch_size, when).T, "o", color=figures.SKY, markersize=3, alpha=0.7)
         plane.annotate("", (1, 0), (0, 0), arrowprops={"arrowstyle": "-|>", "linewidth": 3, "shrinkA": 0, "shrinkB": 0})
-        plane.text(-2.9, 3.5, "arrow: true gradient", va="center")
+        plane.text(-2.9, 3.9, "arrow: true gradient\ndots: minibatches", va="top")
         plane.set(xlim=(-3, 5), ylim=(-4, 4), xlabel="along the true gradient (its length: 1)", ylabel="across it")
-        for (name, each), color in zip(gradients.items(), (figures.BLUE, figures.ORANGE), strict=True):
+        for (name, law), color in zip(laws.items(), (figures.BLUE, figures.ORANGE), strict=True):
             figures.name(error, *error.plot(sizes, errors[name], "o", color=color, markersize=5), name)
-            spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
-            law = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
             error.plot(sizes, law, "--", color=color, linewidth=1)
         error.plot(batch_size, errors[when][sizes.index(batch_size)], "o", color=figures.RED, markersize=9)
+        error.text(1, 0.25, "red: shown on the left", color=figures.RED, va="center")
         error.set(xscale="log", yscale="log", xlabel="batch size", ylabel="relative error", xlim=(0.8, 4000))
         error.set_xticks([1, 4, 16, 64, 256], ["1", "4", "16", "64", "256"])
         error.set_yticks([0.2, 0.5, 1, 2, 5, 10], ["0.2", "0.5", "1", "2", "5", "10"])
@@ -133,6 +135,8 @@ def race(paths: Mapping[str, Mapping[str, tuple]], rates: np.ndarray) -> None:
                 ax.axhspan(*one.y, color="white", alpha=0.6, zorder=1.5)  # paler than the paths
                 ax.plot(*found["SGD"][0][0], "o", color="white", markeredgecolor="black", markersize=9, zorder=5)
                 ax.annotate("start", found["SGD"][0][0], (7, 7), textcoords="offset points")
+                ax.plot(*one.minimum, "x", color="black", markersize=9, markeredgewidth=2, zorder=5)
+                ax.annotate("minimum", one.minimum, (8, -10), textcoords="offset points")
                 for place, (name, color) in enumerate(figures.METHODS.items()):
                     (lines[name],) = ax.plot([], [], "o-", color=color, linewidth=1, markersize=9, markevery=[-1])
                     count = found[name][2]
