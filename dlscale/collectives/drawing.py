@@ -126,10 +126,11 @@ def _ends(wire: str) -> tuple[int, int] | None:
 
 def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) -> None:
     """Explore how many seconds each wire is busy in each round: by wiring, algorithm and order of the ranks."""
-    most = max(max(one.values()) for of_rounds in busy.values() for one in of_rounds)
 
     def paint(left: Axes, right: Axes, wiring: str, algorithm: str, order: str, number: int) -> None:
         of_rounds, places = busy[wiring, algorithm, order], PLACES[wiring]
+        same = (rounds for key, rounds in busy.items() if key[:2] == (wiring, algorithm))  # in any order of the ranks
+        most = max(max(one.values()) for rounds in same for one in rounds)
         now, ring = (number - 1) % len(of_rounds) + 1, wiring == "a ring"
         wired = [(a, b) for b in range(8) for a in range(b) if (b - a in (1, 7) if ring else a // 4 == b // 4)]
         load = dict.fromkeys(wired + [(a, a + 4) for a in range(4) if not ring], 0.0)
@@ -147,7 +148,7 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
         heights = [1e3 * max(one.values()) for one in of_rounds]
         colors = [figures.RED if i == now - 1 else figures.GREY for i in range(len(heights))]
         right.bar(ticks := range(1, 1 + len(heights)), heights, color=colors)
-        right.set(xlim=(0.4, max(len(heights), 6) + 0.6), xticks=ticks, xlabel="round", ylabel="busiest wire (ms)")
+        right.set(xlim=(0.4, len(heights) + 0.6), xticks=ticks, xlabel="round", ylabel="busiest wire (ms)")
         left.set(xlim=(-0.4, 3.4), ylim=(-11, 14), title=f"round {now} of {len(of_rounds)}: {heights[now - 1]:.2g} ms")
         left.axis("off")
         right.set_title(f"{spoken(algorithm)} on {wiring}")
@@ -162,5 +163,6 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
         return widgets.menu(label, list(dict.fromkeys(key[place] for key in busy)), start)
 
     number = widgets.player("round", range(1, max(map(len, busy.values())) + 1), 3, interval=700)
-    chosen = {"wiring": menu("wiring", 0), "algorithm": menu("algorithm", 1, "butterfly"), "order": menu("ranks", 2)}
-    widgets.explore_axes(paint, alt=caption, columns=2, height=3.3, **chosen, number=number)
+    chosen = {"wiring": menu("wiring", 0, "DGX-1"), "algorithm": menu("algorithm", 1, "ring")}
+    order = menu("ranks", 2)
+    widgets.explore_axes(paint, alt=caption, columns=2, height=3.3, **chosen, order=order, number=number)

@@ -69,7 +69,7 @@ def _all_reduce(answer: Any, ways: int, sent: Callable[[int, int], float], swaps
         pairs = [{(a, b) for pairs, _ in messages for a, b in pairs} for messages in rounds]
         if lonely := [pair for one in pairs for pair in one if swaps and pair[::-1] not in one]:
             a, b = min(lonely)
-            return f"The sums are right, but of {workers} workers {a} sends to {b} and {b} not to {a}: partners swap."
+            return f"The sums are right, but of {workers} workers {a} sends to {b} and {b} does not send to {a}."
         if len(rounds) > allowed:
             return f"The sums are right, but {workers} workers need {len(rounds)} rounds; {allowed} are enough."
         if total.max() > sent(workers, x[0].nbytes):
@@ -128,7 +128,7 @@ def rabenseifner(x, axis_name):
         x = jnp.where(me & d > 0, *joined)
     return x
 """,
-    wrong=lambda answer: _all_reduce(answer, 2, lambda workers, size: 2 * size * (workers - 1) / workers),
+    wrong=lambda answer: _all_reduce(answer, 2, lambda workers, size: 2 * size * (workers - 1) / workers, swaps=True),
     right="the fewest bytes of any all-reduce, in 2 log₂ P rounds.",
 )
 

@@ -144,7 +144,7 @@ def best_parts(workers, width, tokens, activation_bytes, gradient_bytes):
 def _one_f_one_b(answer: Any) -> str | None:
     for stages, count in ((1, 3), (2, 2), (4, 8), (3, 7), (5, 2)):
         table = answer(stages, count)
-        given = f"With {stages} stages and {count} micro-batches,"
+        given = f"With stages = {stages} and micro_batches = {count},"
         if not isinstance(table, dict):
             return f"{given} the schedule must be a dictionary, not {type(table).__name__}."
         if any(slot % 1 for slot, _ in table):
@@ -193,7 +193,7 @@ def one_f_one_b(stages, micro_batches):
 """,
     wrong=_one_f_one_b,
     right="as few slots as GPipe, and a stage stores no more than the micro-batches that are on their way behind it. "
-    "More micro-batches now cost no memory, and they shrink the bubble.",
+    "More micro-batches of the same size now cost no memory, and they shrink the bubble.",
     library="dlscale.parallel_training.pipeline.pipeline_schedule",
 )
 
@@ -210,8 +210,8 @@ interval = Exercise(
     id="parallel_training-interval",
     answer="largest_group",
     question="How large may a group be? Saving takes `save` seconds. *One* worker fails every `hours` hours on "
-    "average, and a failure of any worker stops all of them. All save at Young's interval. With how many workers do "
-    "they lose the share `lost` of their time? Use the sum that Young minimises.",
+    "average, and a failure of any worker stops all of them. All save at Young's interval. How many workers lose the "
+    "share `lost` of their time? Use the sum that Young minimises.",
     hints=(
         "Put Young's interval into the sum: what share of the time is lost at the best interval?",
         "It is √(2 C / M). How long may M be, and how many workers make a failure come so often?",
