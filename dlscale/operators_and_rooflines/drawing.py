@@ -210,7 +210,7 @@ def schedules(programs: Mapping[str, Sequence], schedule: Callable, processors: 
                 color = figures.RED if {n, q} <= chain else "#bbbbbb"
                 left.plot(*zip(place[q], place[n], strict=True), color=color, linewidth=0.8, zorder=1)
         left.scatter(*zip(*place.values(), strict=True), c=colors_of(place), s=26)
-        left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="orange: a longest chain")
+        left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="red: a longest chain")
         for t, now in enumerate(steps):
             right.barh(range(1, len(now) + 1), 0.9, left=t + 0.05, color=colors_of(now), height=0.85)
         right.set(xlabel="step", ylabel="processor", xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
