@@ -25,7 +25,7 @@ def opening(along: np.ndarray, surfaces: Mapping[str, np.ndarray]) -> None:
         ax.view_init(38, 40)
         ax.set(title=f"training loss around {name}", zlim=(0, HIGHEST), zticks=[0, 1, 2, 3], xticks=[], yticks=[])
         ax.set_box_aspect((1, 1, 0.6), zoom=1.1)
-    rims = (f"{name}: {height[0].mean():.1f} at the rim" for name, height in surfaces.items())
+    rims = (f"{name}: {height[0].mean():.1f} on average along one edge" for name, height in surfaces.items())
     figures.show(figure, f"The training loss around two networks, over the same distances. {'; '.join(rims)}.")
 
 
@@ -176,7 +176,7 @@ def deep(along: np.ndarray, planes: Mapping[str, np.ndarray]) -> None:
         height = planes[name]
         middle = len(height) // 2
         return (
-            f"The loss around one network with this design: {name}. It is {height[middle, middle]:.2g} at the cross "
+            f"The loss around one network: {name}. It is {height[middle, middle]:.2g} at the cross "
             f"and {height[middle, [0, -1]].mean():.2g} on average at the ends of the white line."
         )
 

@@ -73,7 +73,8 @@ power = Exercise(
     id="loss_landscapes-power",
     answer="power_iteration",
     question="Write power iteration. `times(v)` returns $Hv$. Start from `v`, make `steps` products, and return the "
-    "eigenvalue with the largest absolute value, *with its sign*: it is $v^\\top H v$ for the final unit vector $v$.",
+    "eigenvalue with the largest absolute value, *with its sign*: it is $v^\\top H v$ for the final unit vector $v$. "
+    "One more product does no harm.",
     hints=(
         "In each step: divide v by its length, then multiply: new = times(v).",
         "v @ new is vᵀHv for the unit vector v. Then let v = new. The length of new has no sign.",

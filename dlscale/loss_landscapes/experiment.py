@@ -16,7 +16,7 @@ import optax
 from jax import Array, lax
 
 from dlscale import loss_landscapes
-from dlscale.course.records import Experiment, RunTrials
+from dlscale.course.records import Experiment, Record, RunTrials
 from dlscale.lab import data, models
 from dlscale.loss_landscapes import Loss, Tree
 
@@ -247,6 +247,15 @@ def minima_plan(run: RunTrials) -> None:
     """All arms of both tasks."""
     arms = [{"task": task, "batch": batch, "rate": rate} for task in ARMS for batch, rate in ARMS[task]]
     run([arm | {"seed": seed} for arm in arms for seed in SEEDS])
+
+
+def rank_correlations(record: Record, task: str) -> list[float]:
+    """Of sharpness and test accuracy over the arms of a task, for each seed; equal values share their mean rank."""
+    ranks = []
+    for what in ("top", "accuracy"):
+        values = np.array([record.values(what, task=task, batch=batch, rate=rate) for batch, rate in ARMS[task]])
+        ranks.append((values[:, None] > values).sum(1) + (values[:, None] == values).sum(1) / 2)
+    return [np.corrcoef(*pair)[0, 1] for pair in zip(*(each.T for each in ranks), strict=True)]
 
 
 MINIMA = Experiment(
