@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from dlscale import honest_benchmarks as honest
 from dlscale.lab import intervals
@@ -251,7 +252,7 @@ def levels(measurements: Sequence[honest.Measured]) -> None:
             beyond = len(few.samples) - len(samples)
             ax.set(yticks=[0, 0.5, 0.85], yticklabels=["runs", "quartiles", "interval"], ylim=(-0.4, 1.15))
             ax.set(xlabel=f"{few.name} ({few.unit})" + f"; {beyond} more to the right" * bool(beyond))
-            ax.set_xlim(0.95 * seen.min(), top)
+            ax.set_xlim(0.95 * seen.min(), 1.02 * top)
 
         return update
 
@@ -315,7 +316,12 @@ def records(rows: Sequence[Mapping[str, Any]]) -> None:
                 (line,) = ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
                 figures.name(ax, line, name)
             ax.set(yscale="log", xscale="log", xlabel="processors", ylabel="hours")
-            ax.set_title("blue: ResNet-50, orange: other networks", fontsize=9)
+            if which == "all":
+                ax.set_title("blue: ResNet-50, orange: other networks", fontsize=9)
+            for axis in (ax.xaxis, ax.yaxis):
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.set_major_formatter("{x:g}")
+            ax.minorticks_off()
             ax.margins(x=0.2, y=0.15)
 
         return update

@@ -116,8 +116,8 @@ def _interval(answer: Any) -> str | None:
         found[seed] = _beyond(-times, -low), _beyond(times, high)
     for what, chance in zip(("lower", "upper"), found.mean(0), strict=True):
         if not LEAST < chance < MOST:
-            told = f"beyond your {what} end in {chance:.1%} of all cases"
-            return f"over {SAMPLES} samples, some with infinite ends, the true median lies {told}; it should be 2.5%."
+            told = f"beyond your {what} end in {100 * chance:.1f} % of all cases"
+            return f"over {SAMPLES} samples, some with infinite ends, the true median lies {told}; it should be 2.5 %."
     return None
 
 
