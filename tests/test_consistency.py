@@ -209,6 +209,7 @@ def test_what_training_cannot_do_is_said(options, message):
 
 
 APPEND, WAIT = "log.append((i, read))", "        waiting.append(i)\n"
+LATE, EARLY = "size[-steps // 4 :]", "size[steps // 2 : steps]"
 AT_ONCE = f"{WAIT}        if running and min(running)[0] == finish:\n            continue\n"
 
 
@@ -219,11 +220,9 @@ AT_ONCE = f"{WAIT}        if running and min(running)[0] == finish:\n           
         (exercises.bounded, ("[j for j in waiting if", "[j for j in waiting[-1:] if"), False),
         (exercises.bounded, ("<= bound", "< bound"), False),
         (exercises.bounded, (APPEND, f"{APPEND}\n        yield i, read"), True),
-        (
-            exercises.bounded,
-            changed(exercises.bounded, WAIT, AT_ONCE),
-            True,
-        ),  # all that finish at one moment, before anybody reads
+        # all that finish at one moment, before anybody reads
+        (exercises.bounded, changed(exercises.bounded, WAIT, AT_ONCE), True),
+        (exercises.usable, (LATE, "size[steps:]", EARLY, "size[:steps]"), True),  # as hinted
         (exercises.usable, lambda s: math.pi / (2 * s) if s else 2, False),  # only for large staleness
         (exercises.usable, lambda s: math.pi / (2 * s + 1), False),
         (exercises.usable, lambda s: 2 * math.sin(math.pi / (4 * s + 2)), True),

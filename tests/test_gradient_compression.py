@@ -282,6 +282,7 @@ KEEP, DUE = "    kept[indices] = 0\n", "memory + gradient"
     "exercise, answer, why",
     [
         (exercises.feedback, ("np.argsort(-np.abs(due))[:k]", "np.argpartition(np.abs(due), -k)[-k:]"), "✓"),
+        (exercises.feedback, ("np.argsort(-np.abs(due))[:k]", "np.argpartition(-np.abs(due), k)[:k]"), "✓"),
         (exercises.feedback, ("np.a", "jnp.a", DUE, "jnp.add(memory, gradient)",
                               "due.copy()\n" + KEEP, "due.at[indices].set(0)\n"), "✓"),
         (exercises.bits_each, lambda rows, columns: 8 * (-(-rows * columns // 8) / columns + 8) / rows, "✓"),
@@ -293,6 +294,7 @@ KEEP, DUE = "    kept[indices] = 0\n", "memory + gradient"
         (exercises.feedback, ("due = memory + gradient", "memory += gradient; due = memory"), "changes the"),
         (exercises.bits_each, ("2 * 4 * columns", "2 * 4 * rows"), "too"),
         (exercises.bits_each, ("math.ceil(rows * columns / 8)", "rows * columns / 8"), "too small"),
+        (exercises.bits_each, ("math.ceil(rows * columns / 8)", "columns * math.ceil(rows / 8)"), "too large"),
         (exercises.crossing, lambda size, k: 2 ** math.ceil(math.log2(size / k)), "the number of workers"),
         (exercises.crossing, ("sent += ", "sent = "), "the number of workers"),  # the last round only
         (exercises.crossing, ("(size, k, workers)", "(size, k, 1) * workers"), "the number of workers"),

@@ -142,15 +142,17 @@ def bounds(runs: Mapping[tuple[str, int], tuple[Timeline, np.ndarray]], span: fl
     The largest bound stands for none.
     """
     kinds, limits = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
+    names = {limit: f"bound {limit}" for limit in limits} | {limits[-1]: "no bound"}
 
     def paint(left: Axes, right: Axes, kind: str, bound: int) -> None:
         _bars(left, runs[kind, bound][0], span)
-        left.set(title=f"{kind}, bound {bound}", xlabel="seconds (darker: more missing gradients)")
-        lines = {limits[0]: ("bound 0", figures.GREY), limits[-1]: ("no bound", figures.BLUE)}
-        for row, (limit, (label, color)) in enumerate((lines | {bound: (f"bound {bound}", figures.RED)}).items()):
+        left.set(title=f"{kind}, {names[bound]}", xlabel="seconds (darker: more missing gradients)")
+        colors = {limits[0]: figures.GREY, limits[-1]: figures.BLUE} | {bound: figures.RED}
+        for row, (limit, color) in enumerate(sorted(colors.items())):  # as the curves lie, from above
             order, losses = runs[kind, limit]
             right.plot(np.maximum.accumulate(order.applied)[99:], smooth(losses), color=color)
-            right.text(0.98, 0.97 - 0.09 * row, label, color=color, ha="right", va="top", transform=right.transAxes)
+            place = {"ha": "right", "va": "top", "transform": right.transAxes}
+            right.text(0.98, 0.97 - 0.09 * row, names[limit], color=color, **place)
         right.axhline(AIM, color=figures.BLACK, linestyle=":", linewidth=1)
         right.text(seconds, AIM, f"loss {AIM}", ha="right", va="bottom")
         right.set(xlim=(0, seconds), ylim=(0.9, 2.4), xlabel="seconds", ylabel="training loss")
@@ -158,13 +160,13 @@ def bounds(runs: Mapping[tuple[str, int], tuple[Timeline, np.ndarray]], span: fl
     def caption(kind: str, bound: int) -> str:
         order, losses = runs[kind, bound]
         return (
-            f"Eight workers, {kind}, bound {bound}: {_counted(order, span)}; staleness {order.staleness.mean():.1f} on "
-            f"average. The loss is below {AIM} after {until(order, losses):.0f} s."
+            f"Eight workers, {kind}, {names[bound]}: {_counted(order, span)}; staleness {order.staleness.mean():.1f} "
+            f"on average. The loss is below {AIM} after {until(order, losses):.0f} s."
         )
 
     widgets.explore_axes(
         paint, alt=caption, columns=2, kind=widgets.menu("workers", kinds, kinds[-1]),
-        bound=widgets.slider("bound", limits, 4),
+        bound=widgets.slider("bound", limits, 1),
     )  # fmt: skip
 
 
@@ -180,7 +182,7 @@ def crowds(numbers: Sequence[int], accuracies: Mapping[str, np.ndarray], xlabel:
     at, colors = range(len(numbers)), (figures.BLUE, figures.RED)
     pairs = zip(accuracies.items(), colors, strict=True)
     lines = {name: figures.band(ax, at, samples, color, marker="o") for (name, samples), color in pairs}
-    ax.axhline(10, color=figures.GREY, linestyle=":", linewidth=1)
+    ax.hlines(10, 0, len(numbers) - 1, color=figures.GREY, linestyle=":", linewidth=1)
     ax.text(0, 11, "chance", color=figures.GREY)
     figures.names(ax, lines, gap=4)
     ax.set_xticks(at, [*map(str, numbers)])

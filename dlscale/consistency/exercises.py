@@ -68,7 +68,8 @@ usable = Exercise(
     "$w_{t+1} = w_t - \\eta\\, w_{t-s}$ does not grow without end. An error of two per cent is fine. Simulate many "
     "more steps than the staleness, or solve it on paper. The check tries staleness 0 to 40.",
     hints=(
-        "You can try: is |w| larger after many steps than after half as many? Halve the interval until it is small.",
+        "You can try a rate: is the largest |w| of the second half above that of the first? Halve the interval "
+        "of rates until it is small.",
         "On paper: put $w_t = z^t$. At the limit, z has length 1: z is cos a + i sin a for some angle a.",
     ),
     code="""

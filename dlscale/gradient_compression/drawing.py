@@ -22,7 +22,7 @@ def opening(accuracies: Mapping[str, np.ndarray], numbers: Mapping[str, float]) 
         ax.plot([low, high], [place, place], color=figures.BLACK)
         ax.text(high + 1, place, f"{mean:.0f} %, {numbers[name]:,.0f} numbers sent", va="center")
     ax.set_yticks(range(len(accuracies)), [*accuracies])
-    ax.set(xlabel="test accuracy (%)", xlim=(0, 100), ylim=(len(accuracies) - 0.5, -0.5))
+    ax.set(xlabel="test accuracy (%), 95 % interval", xlim=(0, 100), ylim=(len(accuracies) - 0.5, -0.5))
     ax.grid(visible=False, axis="y")
     said = "; ".join(f"{name}: {samples.mean():.0f} %" for name, samples in accuracies.items())
     figures.show(figure, f"Test accuracy. {said}.")
@@ -86,7 +86,7 @@ def messages(errors: Mapping[tuple[str, bool], np.ndarray], reference: str) -> N
         ax.axhline(0, color=figures.BLACK, linewidth=1, linestyle=":")
         ax.text(10, 0.1, "as if nothing had been sent")
         ax.set(xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)")
-        ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1))
+        ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1), title=method)
         ax.set_yticks(range(-4, 2), [f"$10^{{{power}}}$" for power in range(-4, 2)])
 
     def caption(method: str) -> str:
@@ -164,7 +164,7 @@ def training(dense: np.ndarray, losses: Mapping[tuple[float, bool], np.ndarray])
 def accuracies(dense: np.ndarray, rows: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Test accuracy, (seeds,) in per cent: a row for each compressor, its runs "without memory" and "with memory"."""
     figure, ax = figures.new(height=3.8, width=7.6)
-    colors = {"without memory": figures.GREY, "with memory": figures.BLUE}
+    colors = {"without memory": figures.RED, "with memory": figures.BLUE}
     _, low, high = intervals.interval(dense)
     ax.axvspan(low, high, color=figures.BLACK, alpha=0.15, linewidth=0)
     ax.text(dense.mean(), -0.75, "everything sent", ha="center")
@@ -175,7 +175,7 @@ def accuracies(dense: np.ndarray, rows: Mapping[str, Mapping[str, np.ndarray]]) 
             mean, low, high = intervals.interval(samples)
             ax.plot([low, high], [place, place], color=colors[name])
             ax.plot(mean, place, "o", color=colors[name])
-    for place, (name, color) in enumerate(colors.items()):
+    for place, (name, color) in enumerate((colors | {"no dot: not trained": figures.GREY}).items()):
         ax.text(0.02, 0.93 - 0.07 * place, name, color=color, transform=ax.transAxes)
     ax.set_yticks(range(len(rows)), [*rows])
     ax.set(xlabel="test accuracy (%), 95 % interval", ylim=(len(rows) - 0.4, -1.2))

@@ -8,7 +8,7 @@ from dlscale.course.exercises import Exercise, compare
 
 
 def _bits_each(answer: Any) -> str | None:
-    for rows, columns in ((64, 64), (64, 10), (2048, 1000), (7, 3)):
+    for rows, columns in ((64, 64), (64, 10), (2048, 1000), (9, 3)):
         wanted = 8 * (-(-rows * columns // 8) + 8 * columns) / (rows * columns)
         if wrong := compare(f"For a {rows} × {columns} matrix, the number", answer(rows, columns), wanted, 1e-6):
             return wrong
@@ -36,7 +36,7 @@ def bits_each(rows, columns):
 
 
 def _feedback(answer: Any) -> str | None:
-    for size, k, seed in ((12, 1, 0), (40, 5, 1), (40, 40, 2)):
+    for size, k, seed in ((12, 1, 0), (40, 5, 1), (40, 39, 2)):
         rng, memory, wanted = np.random.default_rng(seed), np.zeros(size, np.float32), np.zeros(size, np.float32)
         for number in range(6):
             gradient = rng.normal(size=size).astype(np.float32)
@@ -96,8 +96,8 @@ def _crossing(answer: Any) -> str | None:
 crossing = Exercise(
     id="gradient_compression-crossing",
     answer="dense_from",
-    question="Write `dense_from(size, k)`: the fewest workers (2, 4, 8, …) at which doubling with lists sends at "
-    "least as many bytes from each worker as a dense all-reduce, $2 \\cdot 4n(P-1)/P$. The entries are random, and "
+    question="Write `dense_from(size, k)`: the fewest workers (2, 4, 8, …) with which a worker sends at least "
+    "as many bytes by doubling as by a dense all-reduce, $2 \\cdot 4n(P-1)/P$. The entries are random, and "
     "there is no switch. `compression.expected_union(size, k, workers)` is the formula above; an entry is 8 bytes.",
     hints=(
         "In which round does a worker send the sum of how many lists?",
