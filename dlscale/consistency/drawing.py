@@ -183,7 +183,7 @@ def crowds(numbers: Sequence[int], accuracies: Mapping[str, np.ndarray], xlabel:
     pairs = zip(accuracies.items(), colors, strict=True)
     lines = {name: figures.band(ax, at, samples, color, marker="o") for (name, samples), color in pairs}
     ax.hlines(10, 0, len(numbers) - 1, color=figures.GREY, linestyle=":", linewidth=1)
-    ax.text(0, 11, "chance", color=figures.GREY)
+    ax.text(0, 11, "guessing", color=figures.GREY)
     figures.names(ax, lines, gap=4)
     ax.set_xticks(at, [*map(str, numbers)])
     ax.set(xlabel=xlabel, ylabel="test accuracy (%)", ylim=(0, 70))
