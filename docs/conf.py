@@ -11,8 +11,7 @@ html_title = "dlscale: why training deep networks stops scaling"
 extensions = ["myst_nb"]
 nb_execution_mode, nb_render_markdown_format = "off", "myst"
 nb_code_prompt_show, nb_code_prompt_hide = "Show the code", "Hide the code"
-myst_enable_extensions = ["attrs_inline", "dollarmath"]
-myst_heading_anchors = 4
+myst_enable_extensions, myst_heading_anchors = ["attrs_inline", "dollarmath"], 4
 suppress_warnings = ["myst.xref_missing"]  # claims are marked in HTML, as GitHub reads it; tests follow the links
 exclude_patterns = ["README.md", "_doctrees"]  # of which the front page includes parts
 
