@@ -12,7 +12,6 @@ import pytest
 from cells import Cells, changed
 from conftest import suggested_by
 from jax.flatten_util import ravel_pytree
-from scipy import stats
 
 from dlscale import loss_landscapes as room
 from dlscale.course import records
@@ -251,17 +250,6 @@ def test_all_recorded_networks_came_to_the_same_loss():
     arrived = np.array([t.measures["loss"] for t in deep.trials if np.isfinite(t.measures["rise"])])
     assert arrived.size > 0.9 * len(deep.trials)
     np.testing.assert_allclose(arrived, experiment.DEEP_TARGET, rtol=0.01)
-
-
-def test_equal_accuracies_share_their_rank():
-    record, arms = records.read("loss_landscapes-minima"), experiment.ARMS["digits"]
-    top, accuracy = (
-        np.array([record.values(what, task="digits", batch=batch, rate=rate) for batch, rate in arms]).T
-        for what in ("top", "accuracy")
-    )
-    assert all(len(set(values)) < 8 for values in accuracy)
-    right = [stats.spearmanr(*pair).statistic for pair in zip(top, accuracy, strict=True)]
-    np.testing.assert_allclose(experiment.rank_correlations(record, "digits"), right)
 
 
 def test_training_to_a_loss_ends_at_it():

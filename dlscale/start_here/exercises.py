@@ -36,7 +36,7 @@ def _speed_up(answer: Any) -> str | None:
         given = f"{machines} machines and the target {target:g}"
         found = answer(one.copy(), many.copy(), machines, target)
         if (many < target).all():
-            if found is not None and str(found) != "nan":
+            if found is not None and found == found:  # a NaN is not
                 return f"For {given} the run of {machines} never arrives: nobody knows what it needs, so None."
         elif wrong := compare(f"The speed-up for {given}", found, machines * there[0] / there[1], 1e-6):
             return wrong
