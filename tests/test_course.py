@@ -437,7 +437,7 @@ def test_numbers_are_short(value, text):
     assert markup.number(value) == text
 
 
-def test_tables_of_the_claims_made(samples, shown):
+def test_verdicts_of_the_claims_made(samples, shown):
     assert course.verdicts() == ""
     course.claim("sgd-within", np.zeros(5))
     course.claim("sgd-above", [-9, 9, 9, 9, 9])
@@ -446,14 +446,6 @@ def test_tables_of_the_claims_made(samples, shown):
     verdicts = course.verdicts()
     assert repr(verdicts) == "sgd-within: not at this scale\nsgd-above: weak\nsgd-below: not at this scale"
     assert not hasattr(verdicts, "_repr_markdown_") and not hasattr(verdicts, "_repr_html_")
-    course.claims_table()
-    rows = shown[-1][0]["text/markdown"].splitlines()
-    assert (
-        len(rows) == 5
-        and "A \\| B" in rows[2]
-        and "3 [3, 3] points, 5 seeds" in rows[2]
-        and "weak | exploratory |" in rows[3]
-    )
 
 
 def test_bad_samples_are_refused(samples):

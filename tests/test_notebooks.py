@@ -119,7 +119,7 @@ def good() -> nbformat.NotebookNode:
         ]
         cells[-2].outputs = [picture("A line that rises.")]
         cells[-1].metadata["tags"] = [f"answer-{name}"]
-    cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)"), code("course.claims_table()")]
+    cells += [text("## What you saw"), code("course.summary(1, 2, 3, 4)")]
     cells += [text("## What to try next\n\n- more"), text("## Papers\n\n- A. Author: *Title*. 2016.")]
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlscale.course.markup import Text, number, say, show, table, wrapped
+from dlscale.course.markup import Text, number, say, show, wrapped
 from dlscale.course.rules import rules
 from dlscale.lab import data
 from dlscale.lab.checks import known
@@ -43,7 +43,6 @@ STATUSES = {
     "exploratory": "rule, measure and seeds were open to change after a first look",
     "counted": "nothing in it is random; the range holds all cases",
 }
-HEADINGS = ("Claim", "Source's figure", "Ours", "Verdict", "Status")
 NOTHING = ("none", "no figure", "no number given")  # what a source's figure says where there is none
 FILE = "claims.json"  # in data/results
 CLAIM_TYPE = "application/vnd.dlscale.claim+json"
@@ -92,7 +91,7 @@ class Claim:
         return f"{said}, {self.entry['seeds']} {counted(self.entry)}"
 
     def row(self) -> list[str]:
-        """Its line in a table with `HEADINGS`."""
+        """Its line in a table: claim, the source's figure, ours, verdict and status."""
         figure = "our question" if self.is_ours else self.entry["source_figure"]
         return [self.entry["statement"], figure, self.ours(), self.verdict, self.status]
 
@@ -207,11 +206,6 @@ def decide(measured: Interval, rule: str, threshold: ArrayLike, scale: bool = Tr
 def verdicts() -> Text:
     """The verdicts of the claims made in this kernel, without numbers: the same on every machine, if they hold."""
     return Text("\n".join(f"{made.id}: {made.verdict}" for made in _made.values()))
-
-
-def claims_table() -> None:
-    """Show a table of the claims made in this kernel, with numbers."""
-    table(HEADINGS, [made.row() for made in _made.values()])
 
 
 def summary(*points: str) -> None:
