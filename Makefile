@@ -50,7 +50,7 @@ notebooks: $(READY)  ## format and run the notebooks that changed, or whose libr
 	$(BIN)/ruff format --quiet notebooks
 	$(BIN)/python tools/notebooks.py
 
-bench: $(VENV)/.bench-ready  ## time the notebooks, and compare with PyTorch and others; ONLY=train_speed takes one
+bench: $(VENV)/.bench-ready  ## compare with PyTorch and others in some ten minutes; ONLY=cold_start times the notebooks
 	$(BIN)/python -m benchmarks $(ONLY)
 
 book: $(READY)  ## make a web site in _book/ whose explorers move without a kernel or a network; needs npm

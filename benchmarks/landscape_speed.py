@@ -121,6 +121,6 @@ def run() -> Iterator[Row]:
     image = mnist.x_train[:200], mnist.y_train[:200]  # a hundred Hessian products of more would take minutes
     for sizes in ((40, 32, 32, 10), (40, 128, 128, 10)):
         name = f"{'-'.join(map(str, sizes))} MLP"
-        yield from compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=21, rounds=5, batch=len(signal[0]))
+        yield from compare(name, models.mlp(sizes), torch_mlp(sizes), *signal, side=11, rounds=3, batch=len(signal[0]))
     # 100 images fit into a cache, more do not: both libraries are faster so
-    yield from compare("LeNet", models.lenet(), torch_lenet(), *image, side=9, rounds=3, batch=100)
+    yield from compare("LeNet", models.lenet(), torch_lenet(), *image, side=7, rounds=3, batch=100)
