@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.timing import Row, row, rows
 
-PRESSES, WARM_UP, ROUNDS = 5, 1, 7
+PRESSES, WARM_UP, ROUNDS = 5, 1, 4
 STEPS, STEP_SECONDS = 20, 0.25  # a reader who looks at each picture
 DELAYS = {"on a fast line": 0, "with 150 ms added to each message": 150}
 TURN = {"ArrowLeft": "ArrowRight", "ArrowRight": "ArrowLeft"}

@@ -35,7 +35,7 @@ RULES = [
 ]
 
 CELL_SECONDS = 1800  # after so long a cell hangs, on any machine
-EXTREMES = f"{inspect.getsource(extremes)}\n\nassert widgets.explorers\ncheck()"
+EXTREMES = f"{inspect.getsource(extremes)}\n\nassert widgets.explorers\n"
 
 
 def memory_bytes(path: Path) -> float:
@@ -59,8 +59,9 @@ def test_outputs_are_not_older_than_sources_and_library(path):
 
 
 @each_notebook
-def test_runs_cold_within_the_memory_to_the_stored_results(path, tmp_path, programs):
-    peak = run(nbformat.read(path, as_version=4), tmp_path)
+def test_runs_cold_within_the_memory_to_the_stored_results(path, tmp_path, programs, pytestconfig):
+    together = "not long" not in pytestconfig.getoption("markexpr")
+    peak = run(nbformat.read(path, as_version=4), tmp_path, together)
     shutil.copytree(tmp_path / "programs", programs, copy_function=shutil.move, dirs_exist_ok=True)
     print(f"{path.stem} held {peak / 1e6:.0f} MB")
     assert peak < memory_bytes(path)
@@ -70,14 +71,14 @@ class Failed(AssertionError):
     pass
 
 
-def run(notebook, folder: Path) -> int:
+def run(notebook, folder: Path, together: bool = True) -> int:
     """Run a copy of the notebook under nbval, with a last cell that moves every control to its ends; return its peak.
 
-    The peak is the most bytes held at once. Raises Failed with what nbval says where a cell fails, writes to stderr or
-    gives another result than the stored one.
+    The controls move alone, and in `test-all` `together`, too. The peak is the most bytes held at once. Raises Failed
+    with what nbval says where a cell fails, writes to stderr or gives another result than the stored one.
     """
     notebook = copy.deepcopy(notebook)
-    notebook.cells.append(nbformat.v4.new_code_cell(EXTREMES))
+    notebook.cells.append(nbformat.v4.new_code_cell(f"{EXTREMES}check({together})"))
     nbformat.write(notebook, folder / "copy.ipynb")
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     environment = {key: value for key, value in os.environ.items() if key not in ("MPLBACKEND", "PYTEST_ADDOPTS")}
