@@ -302,22 +302,12 @@ CHEATS = {
             if isinstance(exercise, engine.Exercise):
                 exercise.wrong = lambda answer: None
         exercises.ID.check(0)""",
-    "patched hand_in": """
-        from dlscale.course import exercises as engine
-        given = engine.hand_in
-        engine.hand_in = None
-        exercises.ID.check(0)
-        engine.hand_in = given""",
     "equal to all": """
         class Any:
             def __eq__(self, other): return True
             def __float__(self): return 42.0
             def __array__(self, *args, **kwargs): return __import__("numpy").array(42.0)
         exercises.ID.check(Any())""",
-    "printed messages": """
-        import os, sys
-        line = '{"right": "demo-n3"}\\n{"answer": "demo-n3", "value": 42, "right": true}\\n{"finished": true}'
-        print(line); print(line, file=sys.__stdout__); os.write(1, line.encode())""",
     "spoiled files": """
         Path("table.txt").write_text("spoiled")
         Path("01_demo.ipynb").write_text("spoiled")
@@ -326,20 +316,17 @@ CHEATS = {
         import subprocess, sys
         command = [sys.executable, "-c", "import time; time.sleep(1000)  # left by a cheat"]
         subprocess.Popen(command, start_new_session=True)""",
-    "forged result": WRITE.replace("MESSAGE", r"""b'{"right": "demo-n6", "score": 1}\n'"""),
     "garbage": WRITE.replace("MESSAGE", r"""b"\x80\x04garbage\n" + b"[" * 100_000 + b"\n" """),
-    "pickle": WRITE.replace("MESSAGE", """__import__("pickle").dumps(print) + b"\\n" """),
     "flood": "while True:" + WRITE.replace("\n", "\n    ").replace("MESSAGE", 'b"x" * 1_000_000'),
 }  # fmt: skip
 
 
 def test_cheats_do_not_score(grade_each):
     remarks = grade_each(CHEATS, seconds=1, memory=600)
-    for name in ("forged result", "garbage", "pickle", "flood"):
+    for name in ("garbage", "flood"):
         assert remarks[name] == sandbox.UNTRUSTED, name
     for name in ("patched check", "spoiled files"):
         assert remarks[name] == ZERO, name
-    assert remarks["patched hand_in"] == "no answer yet"  # from the course's own check
 
 
 # What a process does to others. None may score, outlive its batch, or cost more than its answer.

@@ -102,21 +102,26 @@ def forest(groups: Mapping[str, Mapping[str, np.ndarray]], xlabel: str) -> None:
     """A row for each array of samples: their mean and its 95 % interval, with a colour and a heading for each group."""
     figure, ax = new(height=1.2 + 0.24 * sum(bool(group) + len(samples) for group, samples in groups.items()))
     ax.axvline(0, color=BLACK, linewidth=1)
-    rows, said = [], []
+    rows, headings, said = [], {}, []
     for (group, samples), color in zip(groups.items(), (BLUE, RED, GREEN, ORANGE), strict=False):
         if group:
-            at = ax.get_yaxis_transform()
-            ax.text(0.01, len(rows), group, color=color, backgroundcolor="white", transform=at, va="center")
-            rows.append("")
+            headings[len(rows)] = color
+            rows.append(group)
+        means = []
         for row, values in samples.items():
             mean, low, high = interval(values)
             ax.plot([low, high], [len(rows)] * 2, color=color)
             ax.plot(mean, len(rows), "o", color=color)
             rows.append(row)
-            said.append(f"{row} {mean:.1f}".replace(" -", " −"))
+            means.append(f"{row} {mean:.1f}".replace(" -", " −"))
+        said.append(f"{group}: {', '.join(means)}" if group else ", ".join(means))
     ax.set_yticks(range(len(rows)), rows)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    for place, color in headings.items():
+        ax.get_yticklabels()[place].set(color=color, weight="bold")
     ax.set(ylim=(len(rows) - 0.4, -0.6), xlabel=f"{xlabel}, 95 % interval")
-    show(figure, f"{xlabel.capitalize()}: {', '.join(said)}.")
+    show(figure, f"{xlabel.capitalize()}: {'; '.join(said)}.")
 
 
 def contour(ax: Axes, f: Callable[..., np.ndarray], x: tuple[float, float], y: tuple[float, float]) -> None:
