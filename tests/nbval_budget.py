@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from dlscale.lab.processes import Peak, family
+
+sys.modules.setdefault("rfc3987_syntax", None)  # takes seconds to import, and jsonschema does without
 
 SAMPLE_SECONDS = 0.1
 
