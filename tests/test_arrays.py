@@ -108,7 +108,7 @@ CALLS = {
     "loss_landscapes.spectral_density": (
         lambda x: landscapes.spectral_density(lambda p: (p**4).sum(), x, KEY, probes=2, iterations=3), (3, 4)),
     **{f"operators_and_rooflines.{name}": (
-        lambda x, name=name: operators.convolve(name, x, KERNEL), (1, 6, 6, 2)) for name in operators.ALGORITHMS},
+        lambda x, name=name: operators.ALGORITHMS[name](x, KERNEL), (1, 6, 6, 2)) for name in operators.ALGORITHMS},
     "parallel_training.copied": (together(lambda x: parallel_training.copied(x, "workers")), (2, 3)),
     "parallel_training.summed": (together(lambda x: parallel_training.summed(x, "workers")), (2, 3)),
     "parallel_training.added": (together(lambda x: parallel_training.added(x, "workers")), (2, 3)),
@@ -153,18 +153,15 @@ NOT_ASKED = {
     "lab.interpreter": {"run": "whole numbers"},
     "lab.models": {"weights": "takes a key", "freeze": "a network's"},
     "lab.train": {"evaluate": "a network's, whose loss tells a NaN"},
-    "operators_and_rooflines": dict.fromkeys(["fft", "winograd"], "asked as convolve does"),
+    "operators_and_rooflines": dict.fromkeys(["fft", "winograd"], "asked by the names of its algorithms"),
     "parallel_training": dict.fromkeys(["unchunked", "two_layers", "attention", "block"], "a network's layers"),
     "parallel_training.pipeline": {"mixed": "a network's layers"},
     "recomputation": {"profile": "counts bytes", "transformer_block": "a network's layer"},
     "sequence_models_and_serving.sequence": {
-        "extended": "whole numbers", "hear": "a network",
-        "recognise": "16-bit sounds"},
+        "extended": "whole numbers", "hear": "a network"},
     "sparsity": {"encode": "its result is bits"},
 }  # fmt: skip
-ALSO = {
-    f"operators_and_rooflines.{name}" for name in ("convolve", "direct", "im2col")
-}  # under the names of its algorithms
+ALSO = {f"operators_and_rooflines.{name}" for name in ("direct", "im2col")}  # under the names of its algorithms
 
 
 def clear(error: BaseException) -> bool:

@@ -14,7 +14,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,16 +61,26 @@ def on_one_core() -> Iterator[bool]:
                 os.sched_setaffinity(thread, cores)
 
 
-# Convolution, four ways
+# Convolution, four ways; each raises ValueError for shapes that do not fit each other
+
+
+def _check(x: Array, w: Array) -> None:
+    if not (len(x.shape) == len(w.shape) == 4 and x.shape[3] == w.shape[2] and w.shape[0] == w.shape[1]):
+        asked = "x must be (batch, height, width, in) and w (k, k, in, out)"
+        raise ValueError(f"{asked}, not {x.shape} and {w.shape}.")
+    if w.shape[0] > min(x.shape[1:3]) or 0 in x.shape + w.shape:
+        raise ValueError(f"A kernel {w.shape} does not fit images {x.shape}: no larger side, and none of length 0.")
 
 
 def direct(x: Array, w: Array) -> Array:
     """The library's own: seven loops."""
+    _check(x, w)
     return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def im2col(x: Array, w: Array) -> Array:
     """One matrix product of all windows, each written out as a row (Chellapilla et al. 2006)."""
+    _check(x, w)
     k, _, channels, out = w.shape
     rows, columns = x.shape[1] - k + 1, x.shape[2] - k + 1
     x = jnp.concatenate([x[:, :, j : j + columns] for j in range(k)], axis=3)
@@ -81,6 +90,7 @@ def im2col(x: Array, w: Array) -> Array:
 
 def fft(x: Array, w: Array) -> Array:
     """Products of spectra (Mathieu et al. 2014). What wraps around is not among the windows that are kept."""
+    _check(x, w)
     k, size = w.shape[0], [_quick(side) for side in x.shape[1:3]]
     spectrum, kernel = jnp.fft.rfft2(x, size, (1, 2)), jnp.fft.rfft2(w, size, (0, 1))
     y = jnp.fft.irfft2(_products(spectrum, kernel.conj()), size, (1, 2))
@@ -132,6 +142,7 @@ def winograd_transforms(m: int, r: int) -> Transforms:
 
 def winograd(x: Array, w: Array, m: int = 4) -> Array:
     """F(m × m, k × k) on tiles that overlap by k - 1 (Lavin & Gray 2016), both directions in one product."""
+    _check(x, w)
     k, (batch, height, width, channels) = w.shape[0], x.shape
     n, rows, columns = m + k - 1, height - k + 1, width - k + 1
     down, across = -(-rows // m), -(-columns // m)
@@ -155,26 +166,6 @@ ALGORITHMS: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def convolve(algorithm: str, x: Array, w: Array) -> Array:
-    """x (batch, height, width, in) with kernels w (k, k, in, out), by one of `ALGORITHMS`.
-
-    Raises ValueError for an unknown algorithm and for shapes that do not fit each other.
-    """
-    run = ALGORITHMS[checks.known("algorithm", algorithm, ALGORITHMS)]
-    _check_shapes(x, w)
-    return run(x, w)
-
-
-def _check_shapes(x: Array, w: Array) -> None:
-    if len(x.shape) != 4 or len(w.shape) != 4 or w.shape[0] != w.shape[1]:
-        asked = "x must be (batch, height, width, in) and w (k, k, in, out)"
-        raise ValueError(f"{asked}, not {x.shape} and {w.shape}.")
-    if x.shape[3] != w.shape[2] or w.shape[0] > min(x.shape[1:3]):
-        raise ValueError(f"A kernel {w.shape} does not fit images {x.shape}: as many channels, and no larger side.")
-    if not math.prod(x.shape) * math.prod(w.shape):
-        raise ValueError(f"Images {x.shape} or a kernel {w.shape} without a number: there is nothing to convolve.")
-
-
 # Micro-batches
 
 
@@ -185,28 +176,6 @@ class Piece(NamedTuple):
     batch: int
     seconds: float
     workspace: int  # bytes
-
-
-def split(pieces: Sequence[Piece], batch: int, limit: float) -> list[Piece]:
-    """The fastest way to take a batch in pieces, one after another in the same workspace of at most `limit` bytes.
-
-    By dynamic programming (µ-cuDNN's workspace reuse: Oyama et al. 2018). Raises ValueError where no pieces make up
-    the batch, and for a limit below what it needs, which the message names.
-    """
-    least, best = [0.0], [(0.0, [])]  # of 0, 1, … examples: the smallest workspace; the shortest time and its pieces
-    for size in range(1, checks.whole("batch", batch) + 1):
-        last = [piece for piece in pieces if piece.batch <= size]
-        least.append(min((max(least[size - p.batch], p.workspace) for p in last), default=math.inf))
-        ways = [(best[size - p.batch], p) for p in last if p.workspace <= limit]
-        done = [(before[0] + p.seconds, [*before[1], p]) for before, p in ways]
-        best.append(min(done, key=itemgetter(0), default=(math.inf, [])))
-    if least[batch] == math.inf:
-        raise ValueError(
-            f"No pieces make up {batch} examples: there are only some of {sorted({p.batch for p in pieces})}."
-        )
-    if least[batch] > limit:
-        raise ValueError(f"{batch} examples need a workspace of at least {least[batch]:,.0f} bytes, not {limit:,.0f}.")
-    return best[batch][1]
 
 
 def total(way: Sequence[Piece]) -> float:

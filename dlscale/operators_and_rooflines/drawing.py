@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 
 from dlscale.operators_and_rooflines import Piece, total, workspace
 from dlscale.page import figures, widgets
+from dlscale.page.curves import Line, curves
 
 WAYS = {"direct": figures.BLACK, "shifts": figures.PINK, "im2col": figures.ORANGE, "FFT": figures.BLUE}
 COLORS = (figures.BLUE, figures.RED, figures.GREEN, figures.PINK, figures.ORANGE)
@@ -33,30 +34,34 @@ def opening(cases: Mapping[str, tuple[float, float]]) -> None:
 # The roof
 
 
+def _by_size(
+    sizes: np.ndarray, times: Sequence[np.ndarray], styles: Mapping[str, tuple[str, str]],
+    mark: Callable[[int], Line], caption: Callable[[int], str], what: str, start: int,
+) -> None:  # fmt: skip
+    """Explore milliseconds by size on logarithmic axes, with a mark in black at the size that is chosen."""
+    axis = {"xscale": "log", "yscale": "log", "xlabel": what, "ylabel": "milliseconds", "xticks": sizes}
+    axis |= {"xlim": (0.9 * sizes[0], 1.1 * sizes[-1]), "ylim": (0.6 * np.min(times), 1.6 * np.max(times))}
+    lines = {name: (sizes, own) for name, own in zip(styles, times, strict=True)}
+    slider = widgets.slider(what, sizes.tolist(), start)
+    curves(styles | {"": (figures.BLACK, "o-")}, lambda size: lines | {"": mark(size)}, caption, axis, size=slider)
+
+
 def dense(seconds: Mapping[int, float], side: int, peak: float, bandwidth: float) -> None:
     """Explore a dense layer by batch: its time, and the two times below which it cannot be."""
     batches = np.array([*seconds])
-    arithmetic, memory = 2e3 * batches * side**2 / peak, 4e3 * (side**2 + 2 * batches * side) / bandwidth
+    memory, arithmetic = 4e3 * (side**2 + 2 * batches * side) / bandwidth, 2e3 * batches * side**2 / peak
 
-    def paint(ax: Axes, batch: int) -> None:
-        measured = [1e3 * time for time in seconds.values()]
-        for times, name, color in ((memory, "memory", figures.RED), (arithmetic, "arithmetic", figures.BLUE)):
-            figures.name(ax, ax.plot(batches, times, color=color)[0], name, -8)
-        line = ax.plot(batches, measured, "o-", color=figures.BLACK, linewidth=0.8)[0]
-        figures.name(ax, line, "measured", 5)
-        ax.plot(batch, 1e3 * seconds[batch], "o", color=figures.BLACK, markersize=11)
-        ax.set(xscale="log", yscale="log", xlabel="batch", ylabel="milliseconds", xlim=(0.9, 1.1 * batches[-1]))
-        ax.set_xticks(batches, [str(batch) for batch in batches], minor=False)
-
-    def caption(batch: int) -> str:
-        i = [*seconds].index(batch)
+    def caption(size: int) -> str:
+        i = [*seconds].index(size)
         limit = "memory" if memory[i] > arithmetic[i] else "compute"
         return (
-            f"Batch {batch}: memory needs {memory[i]:.2g} ms, arithmetic {arithmetic[i]:.2g} ms, so the layer is "
-            f"{limit}-bound. Measured: {1e3 * seconds[batch]:.3g} ms."
+            f"Batch {size}: memory needs {memory[i]:.2g} ms, arithmetic {arithmetic[i]:.2g} ms, so the layer is "
+            f"{limit}-bound. Measured: {1e3 * seconds[size]:.3g} ms."
         )
 
-    widgets.explore_axes(paint, alt=caption, height=3.2, batch=widgets.slider("batch", [*seconds], batches[0]))
+    styles = {"memory": (figures.RED, "-"), "arithmetic": (figures.BLUE, "-"), "measured": (figures.BLACK, ".-")}
+    times = memory, arithmetic, 1e3 * np.array([*seconds.values()])
+    _by_size(batches, times, styles, lambda size: ([size], [1e3 * seconds[size]]), caption, "batch", 1)
 
 
 LOWEST, MOST = 0.03, 2500  # FLOP per byte at the edges
@@ -99,8 +104,7 @@ def roof(points: Mapping[str, tuple[float, float]], peak: float, bandwidth: floa
             f"{100 * y / peak:.0f} % of the peak and {100 * y / min(peak, bandwidth * x):.0f} % of the roof."
         )
 
-    menu = widgets.menu("operator", [*points], "element-wise")
-    widgets.explore_axes(paint, alt=caption, height=4, operator=menu)
+    widgets.explore_axes(paint, alt=caption, height=4, operator=widgets.menu("operator", [*points], "element-wise"))
 
 
 def fusion(
@@ -108,30 +112,19 @@ def fusion(
 ) -> None:
     """Explore a chain of element-wise operators: its time in separate calls and fused, by its length."""
     lengths = np.array([*separate])
-    arithmetic, memory = 2e3 * numbers / peak * lengths, 8e3 * numbers / bandwidth + 0 * lengths
 
-    def paint(ax: Axes, length: int) -> None:
-        for times, name, color in ((separate, "separate", figures.RED), (fused, "fused", figures.BLUE)):
-            line = ax.plot(lengths, [1e3 * times[n] for n in lengths], "o-", color=color, markersize=4)[0]
-            figures.name(ax, line, name)
-        for times in (arithmetic, memory):
-            ax.plot(lengths, times, ":", color=figures.GREY)
-        ax.text(lengths[1], 0.6 * arithmetic[1], "arithmetic alone", color=figures.GREY, va="top")
-        ax.text(lengths[1], 0.75 * memory[1], "memory alone", color=figures.GREY, va="top")
-        ax.set(xscale="log", yscale="log", xlabel="operators in the chain", ylabel="milliseconds")
-        ax.set_xticks(lengths, [str(n) for n in lengths], minor=False)
-        ax.plot(
-            [length] * 2, [1e3 * fused[length], 1e3 * separate[length]], color=figures.BLACK, linewidth=3, alpha=0.5
-        )
-
-    def caption(length: int) -> str:
-        gain = separate[length] / fused[length]
+    def caption(size: int) -> str:
         return (
-            f"{length} operators: {1e3 * separate[length]:.3g} ms in separate calls, {1e3 * fused[length]:.3g} ms "
-            f"fused, {gain:.1f} times faster."
+            f"{size} operators: {1e3 * separate[size]:.3g} ms in separate calls, {1e3 * fused[size]:.3g} ms "
+            f"fused, {separate[size] / fused[size]:.1f} times faster."
         )
 
-    widgets.explore_axes(paint, alt=caption, height=3.2, length=widgets.slider("operators", [*separate], 8))
+    times = [1e3 * np.array([*found.values()]) for found in (separate, fused)]
+    times += [2e3 * numbers / peak * lengths, 8e3 * numbers / bandwidth + 0 * lengths]
+    styles = {"separate": (figures.RED, ".-"), "fused": (figures.BLUE, ".-")}
+    styles |= {"arithmetic alone": (figures.GREEN, "--"), "memory alone": (figures.GREY, ":")}
+    mark = lambda size: ([size] * 2, [1e3 * fused[size], 1e3 * separate[size]])  # noqa: E731
+    _by_size(lengths, times, styles, mark, caption, "operators in the chain", 8)
 
 
 # Convolution
@@ -145,13 +138,11 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
         for ax, found, scale in ((left, flops, 1e-6), (right, seconds, 1e3)):
             for way, f in found.items():
                 line = ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
+                label = "direct, im2col" if ax is left and way == "direct" else way
                 if len(f) > 1:
-                    figures.name(ax, line, "direct, im2col" if ax is left and way == "direct" else way)
+                    figures.name(ax, line, label)
                 else:  # a point among the other curves
-                    ax.annotate(
-                        way, line.get_xydata()[0], (0.32, 0.04), textcoords="axes fraction", color=WAYS[way],
-                        arrowprops={"arrowstyle": "-", "color": WAYS[way]},
-                    )  # fmt: skip
+                    ax.text(0.32, 0.04, label, color=WAYS[way], transform=ax.transAxes)
             ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
             ax.set_ylim(bottom=0.6 * ax.get_ylim()[0])
@@ -169,21 +160,6 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
 
     widgets.explore_axes(
         paint, alt=caption, columns=2, height=3.4, kernel=widgets.slider("side of the kernel", sizes, sizes[2])
-    )
-
-
-def crossovers(gains: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> None:
-    """How many times faster FFT is than its best rival, by the side of the kernel, a line for each shape."""
-    figure, ax = figures.new(height=3.4)
-    lines = {name: ax.plot(sizes, np.log2(gain), "o-", color=color, clip_on=False)[0]
-             for (name, gain), color in zip(gains.items(), COLORS, strict=True)}  # fmt: skip
-    figures.names(ax, lines, 0.55)
-    ax.axhline(0, color=figures.GREY, linewidth=1)
-    ax.set_yticks(range(-5, 3), [f"{2**power}" if power >= 0 else f"1/{2**-power}" for power in range(-5, 3)])
-    ax.set(xticks=sizes, xlim=(2.4, sizes[-1] + 0.1), xlabel="side of the kernel (pixels)")
-    ax.set(ylabel="rival's time / FFT's time")
-    figures.show(
-        figure, "; ".join(f"{name}: {gain[0]:.2g} at 3 × 3, {gain[-1]:.2g} at 15 × 15" for name, gain in gains.items())
     )
 
 

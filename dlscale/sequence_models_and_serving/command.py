@@ -1,15 +1,13 @@
 """The command `python -m dlscale serve`: a recogniser behind a socket of this machine, with its load generator.
 
-A request is a line of JSON, {"id": 7, "sound": "…"}: 16-bit samples, low byte first, 8,000 a second, in base64. So is
-its answer, {"id": 7, "heard": "aes", "batch": 3} or {"id": 7, "error": "…"}: every line gets one, in any order. This
-module is also the process that a notebook starts.
+A request is a connection: 16-bit samples, low byte first, 8,000 a second, and no more. Its answer is a line of JSON,
+{"heard": "aes", "batch": 3} or {"error": "…"}. This module is also the process that a notebook starts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import functools
 import json
@@ -28,144 +26,91 @@ import numpy as np
 from dlscale.lab import checks, devices
 from dlscale.lab.processes import PYTHON, Child, ChildEnded
 from dlscale.sequence_models_and_serving import sequence
-from dlscale.sequence_models_and_serving.serving import Batcher, Busy
 
 ABOUT = """Serve a recogniser that the course has trained, on 127.0.0.1 only, in batches. Each --max-batch gets a port
 of its own, all with the same compiled programs. Ctrl-C ends it."""
-DETAILS = """Example: python -m dlscale serve --model recogniser.npz --max-batch 1 32."""
+DETAILS = """Example: python -m dlscale serve --model recogniser.npz --max-batch 1 16."""
 HOST = "127.0.0.1"
-MAX_LINE = 30_000  # bytes of a request; the longest sound takes 25,100
-MAX_BATCH, ROOM = 256, 256
+PROGRAMS = (1, 4, 16)  # requests of a batch for which there is a compiled program
 
 
-# Requests
+def compiled(params: Any) -> Callable[[Sequence[np.ndarray]], list[str]]:
+    """What hears a batch of sounds, compiled beforehand."""
+    run = jax.jit(lambda sounds, frames: sequence.hear(params, sequence.spectrogram(sounds), frames).argmax(2))
 
-
-class Refused(ValueError):
-    """A request that cannot be served. Its arguments: the reason, and the request's id if it has one."""
-
-
-def parse(line: bytes) -> tuple[int | str | None, np.ndarray]:
-    """A request's id and its samples, from a line. Raises Refused, and nothing else, whatever the line is."""
-    try:
-        content = {**json.loads(line)}
-    except (ValueError, TypeError, RecursionError):
-        raise Refused('a request must be a line of JSON, {"id": 1, "sound": "…"}') from None
-    identity, sound = content.get("id"), content.get("sound")
-    if not isinstance(identity, int | str | None) or len(str(identity)) > 64:
-        raise Refused('"id" must be a whole number or a text, of at most 64 signs')
-    try:
-        samples = base64.b64decode(sound, validate=True)
-    except (TypeError, ValueError):
-        raise Refused('"sound" must be a text: 16-bit samples in base64', identity) from None
-    if len(samples) % 2 or not 2 * sequence.WINDOW <= len(samples) <= 2 * sequence.LONGEST:
-        limits = f"{sequence.WINDOW} to {sequence.LONGEST:,} samples of two bytes each"
-        raise Refused(f'"sound" must have {limits}, not {len(samples):,} bytes', identity)
-    return identity, np.frombuffer(samples, "<i2")
-
-
-def request(identity: int, sound: np.ndarray) -> bytes:
-    """The line for a sound of 16-bit samples."""
-    text = base64.b64encode(np.asarray(sound, "<i2").tobytes()).decode()
-    return json.dumps({"id": identity, "sound": text}).encode() + b"\n"
-
-
-# The server
-
-
-def compiled(params: Any, most: int) -> Callable[[Sequence[np.ndarray]], list[dict[str, Any]]]:
-    """What hears a batch of sounds, with programs for 1, 4, 16, … and `most`, compiled beforehand."""
-    run, sizes = jax.jit(sequence.recognise), [1]
-    while sizes[-1] < most:
-        sizes.append(min(most, 4 * sizes[-1]))
-
-    def work(sounds: Sequence[np.ndarray]) -> list[dict[str, Any]]:
-        size = next(size for size in sizes if size >= len(sounds))
+    def work(sounds: Sequence[np.ndarray]) -> list[str]:
+        size = next(size for size in PROGRAMS if size >= len(sounds))
         batch, frames = np.zeros((size, sequence.LONGEST), np.int16), np.ones(size, np.int32)
         for i, sound in enumerate(sounds):
             batch[i, : len(sound)], frames[i] = sound, sequence.length_in_frames(len(sound))
-        paths = np.asarray(run(params, batch, frames))[: len(sounds)]
-        heard = [sequence.collapse(path[:n]) for path, n in zip(paths, frames, strict=False)]
-        return [{"heard": sequence.spelled(labels), "batch": len(sounds)} for labels in heard]
+        paths = np.asarray(run(batch, frames))[: len(sounds)]
+        return [sequence.spelled(sequence.collapse(path[:n])) for path, n in zip(paths, frames, strict=False)]
 
-    for size in sizes:
+    for size in PROGRAMS:
         work([np.ones(sequence.LONGEST, np.int16)] * size)
     return work
 
 
-async def converse(batcher: Batcher, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each line of a connection, in any order; whoever sends too long a line is left."""
+async def batches(work: Callable[[Sequence[np.ndarray]], list[str]], waiting: asyncio.Queue, most: int) -> None:
+    """Eager batches until cancelled: as soon as `work` is free, it takes all that wait, at most `most`."""
+    while True:
+        batch = [await waiting.get()]
+        while len(batch) < most and not waiting.empty():
+            batch.append(waiting.get_nowait())
+        sounds, answers = zip(*batch, strict=True)
+        for answer, heard in zip(answers, await asyncio.to_thread(work, sounds), strict=True):
+            answer.set_result({"heard": heard, "batch": len(batch)})
 
-    async def answer(line: bytes) -> None:
-        identity = None
+
+async def converse(waiting: asyncio.Queue, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a connection; whoever sends too much is left."""
+    answer, longest = asyncio.get_running_loop().create_future(), 2 * sequence.LONGEST
+    with contextlib.suppress(OSError), contextlib.closing(writer):
         try:
-            identity, sound = parse(line)
-            found = await batcher.ask(sound)
-        except (Refused, Busy) as error:
-            reason, *known = error.args
-            identity, found = known[0] if known else identity, {"error": reason}
-        except Exception as error:  # of the net: told, and the server lives on
-            found = {"error": f"it failed: {type(error).__name__}"}
-        with contextlib.suppress(OSError):
-            writer.write(json.dumps({"id": identity, **found}).encode() + b"\n")
-            await writer.drain()
-
-    async with asyncio.TaskGroup() as answers:
-        with contextlib.suppress(OSError, ValueError):
-            while line := await reader.readline():
-                answers.create_task(answer(line))
-    writer.close()
+            await reader.readexactly(longest + 1)
+            return
+        except asyncio.IncompleteReadError as end:
+            sound = end.partial
+        if len(sound) % 2 or len(sound) < 2 * sequence.WINDOW:
+            answer.set_result({"error": f"send {sequence.WINDOW} to {sequence.LONGEST:,} samples of two bytes each"})
+        else:
+            waiting.put_nowait((np.frombuffer(sound, "<i2"), answer))
+        writer.write(json.dumps(await answer).encode() + b"\n")
+        await writer.drain()
 
 
-async def host(params: Any, sizes: Sequence[int], room: int, port: int) -> None:
-    """Serve on a port for each largest batch until cancelled.
-
-    Prints the ports, the system's choice for 0, as a line of JSON.
-    """
-    work = compiled(params, max(sizes))
-    batchers = [Batcher(work, size, room) for size in sizes]
-    servers = [
-        await asyncio.start_server(functools.partial(converse, batcher), HOST, port and port + i, limit=MAX_LINE)
-        for i, batcher in enumerate(batchers)
-    ]
+async def host(params: Any, sizes: Sequence[int]) -> None:
+    """Serve on a port for each largest batch until cancelled. Prints the ports as a line of JSON."""
+    work, queues = compiled(params), [asyncio.Queue() for _ in sizes]
+    conversations = [functools.partial(converse, waiting) for waiting in queues]
+    servers = [await asyncio.start_server(answer, HOST, 0, backlog=512) for answer in conversations]
     print(json.dumps([server.sockets[0].getsockname()[1] for server in servers]), flush=True)
-    await asyncio.gather(*(batcher.run() for batcher in batchers))
+    await asyncio.gather(*(batches(work, waiting, most) for waiting, most in zip(queues, sizes, strict=True)))
 
 
-# The load
+def load(port: int, sounds: Sequence[bytes], arrivals: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Send the sounds when they are due, whether or not there were answers.
 
-
-async def send(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple:
-    """Send the sounds when they are due, whether or not there were answers. Raises OSError if an answer is missing.
-
-    Returns the seconds from when each was due to its answer, NaN of those that were refused, and the answers.
+    Returns the seconds from when each was due to its answer, and the answers. Raises OSError if one is missing.
     """
-    lines = [request(i, sound) for i, sound in enumerate(sounds)]
-    ends, answers = np.full(len(lines), np.nan), [{} for _ in lines]
-    reader, writer = await asyncio.open_connection(HOST, port, limit=MAX_LINE)
-    start = time.perf_counter()
 
-    async def receive() -> None:
-        for _ in lines:
+    async def ask(sound: bytes, due: float) -> tuple[float, dict[str, Any]]:
+        await asyncio.sleep(max(0, start + due - time.perf_counter()))
+        reader, writer = await asyncio.open_connection(HOST, port)
+        with contextlib.closing(writer):
+            writer.write(sound)
+            writer.write_eof()
             if not (line := await reader.readline()):
                 raise ConnectionError("the server left without an answer")
-            answer = json.loads(line)
-            ends[answer["id"]], answers[answer["id"]] = time.perf_counter() - start, answer
+        return time.perf_counter() - start - due, json.loads(line)
 
-    receiving = asyncio.create_task(receive())
-    for line, due in zip(lines, arrivals, strict=True):
-        await asyncio.sleep(max(0, due - (time.perf_counter() - start)))
-        writer.write(line)
-        await writer.drain()
-    await receiving
-    writer.close()
-    return np.where(["heard" in answer for answer in answers], ends - arrivals, np.nan), answers
+    async def all_at_once() -> list[tuple[float, dict[str, Any]]]:
+        return await asyncio.gather(*map(ask, sounds, arrivals))
 
-
-def load(port: int, sounds: Sequence[np.ndarray], arrivals: np.ndarray) -> tuple:
-    """`send` in a thread: a notebook has an event loop of its own."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: asyncio.run(send(port, sounds, arrivals))).result()
+    with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
+        start = time.perf_counter()
+        waited, answers = zip(*thread.submit(lambda: asyncio.run(all_at_once())).result(), strict=True)
+    return np.array(waited), [*answers]
 
 
 @contextlib.contextmanager
@@ -188,8 +133,6 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale serve", description=ABOUT, epilog=DETAILS)
     parser.add_argument("--model", type=Path, required=True, help="a file of `sequence.save`")
     parser.add_argument("--max-batch", type=int, nargs="+", default=[16], help="requests of a batch, at most (16)")
-    parser.add_argument("--room", type=int, default=ROOM, help="requests that may wait; more are refused (%(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="the first port; 0: the system chooses (%(default)s)")
     return parser
 
 
@@ -197,14 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the arguments say and return an exit status."""
     chosen = options().parse_args(arguments)
     try:
-        checks.whole("--port", chosen.port, low=0, high=65_000)
-        sizes = [checks.whole("--max-batch", batch, high=MAX_BATCH) for batch in chosen.max_batch]
-        checks.whole("--room", chosen.room)
+        sizes = [checks.whole("--max-batch", batch, high=PROGRAMS[-1]) for batch in chosen.max_batch]
         params = sequence.load(chosen.model)
         # one thread for a batch: the others are for those who ask
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
         devices.prepare()
-        asyncio.run(host(params, sizes, chosen.room, chosen.port))
+        asyncio.run(host(params, sizes))
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -6,31 +6,12 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from dlscale.course.records import Record
 from dlscale.page import figures, widgets
 from dlscale.page.curves import Line, curves
 from dlscale.sequence_models_and_serving import sequence
 
 NAMES = ["–", *sequence.SYMBOLS]
 COLORS = [figures.GREY, figures.RED, figures.BLUE, figures.SKY, figures.GREEN, figures.ORANGE, figures.BLACK]
-
-
-# Section 1
-
-
-def by_threads(record: Record) -> None:
-    """Milliseconds of 64 steps in three ways, with one, two and four threads."""
-    figure, ax = figures.new(height=2.8)
-    labels = {"chain": "chain", "loop": "loop of independent steps", "product": "one product"}
-    threads, said = (1, 2, 4), []
-    for (name, label), color, shift in zip(labels.items(), COLORS[1::4] + COLORS[2:3], (7, -7, 0), strict=True):
-        ms = np.transpose([1e3 * 2 ** record.values(name, threads=count) for count in threads])
-        figures.name(ax, figures.band(ax, threads, ms, color, marker="o"), label, shift)
-        said.append(f"{name} {', '.join(f'{mean:.1f}' for mean in ms.mean(0))} ms")
-    ax.set(xlabel="threads", ylabel="time (ms)", xscale="log", xlim=(0.9, 9), ylim=(0, None))
-    ax.set_xticks(threads, [str(count) for count in threads])
-    ax.minorticks_off()
-    figures.show(figure, f"64 steps with 1, 2 and 4 threads, mean and 95 % interval: {'; '.join(said)}.")
 
 
 def processors(counts: Mapping[tuple[str, int], tuple[int, int]]) -> None:
@@ -53,9 +34,6 @@ def processors(counts: Mapping[tuple[str, int], tuple[int, int]]) -> None:
     lengths = sorted({length for _, length in counts})
     slider = widgets.slider("steps of the sequence", lengths, lengths[-1])
     curves(styles, compute, caption, axis, corner=(0.98, 0.97), length=slider)
-
-
-# Sections 2 and 3
 
 
 def lattice(tables: Mapping[str, np.ndarray], names: Sequence[str], truth: int) -> None:

@@ -1,7 +1,7 @@
 """The exercises of 13_sequence_models_and_serving."""
 
 import functools
-from collections.abc import Sequence
+import inspect
 from typing import Any
 
 import numpy as np
@@ -44,14 +44,14 @@ def together(early, late):
 )
 
 
-def forward_table(p: Sequence[Sequence[float]], states: Sequence[int]) -> np.ndarray:
+def forward_table(p: np.ndarray, states: list[int]) -> np.ndarray:
     """alpha[t, s]: the sum over beginnings of paths that are in state s at frame t, one number after the other."""
     table = np.zeros((len(p), len(states)))
-    for t, now in enumerate(p):
+    table[0, :2] = p[0, states[:2]]
+    for t in range(1, len(p)):
         for s, label in enumerate(states):
-            before = table[t - 1] if t else np.eye(len(states))[0]
-            skips = s > 1 and label and label != states[s - 2]
-            table[t, s] = now[label] * before[max(0, s - 1 - skips) : s + 1].sum()
+            skip = s > 1 and label != 0 and label != states[s - 2]
+            table[t, s] = p[t, label] * table[t - 1, max(0, s - 1 - skip) : s + 1].sum()
     return table
 
 
@@ -75,16 +75,7 @@ forward = Exercise(
         "In the first frame only states 0 and 1 are possible: a path begins with the blank or with the first symbol.",
         "A path may come from two states back if the state is a symbol, and another one than two states back.",
     ),
-    code="""
-def forward(p, states):
-    table = np.zeros((len(p), len(states)))
-    table[0, :2] = p[0, states[:2]]
-    for t in range(1, len(p)):
-        for s, label in enumerate(states):
-            skip = s > 1 and label != 0 and label != states[s - 2]
-            table[t, s] = p[t, label] * table[t - 1, max(0, s - 1 - skip) : s + 1].sum()
-    return table
-""",
+    code=inspect.getsource(forward_table).replace("forward_table", "forward"),
     wrong=_forward,
     right="frames × states sums take the place of classes ^ frames paths.",
 )

@@ -198,11 +198,6 @@ def hear(params: Params, heard: Array, frames: Array) -> Array:
     return states @ params["output"]["w"] + params["output"]["b"]
 
 
-def recognise(params: Params, sounds: Array, frames: Array) -> Array:
-    """(batch, frames) the most probable class of each frame, from 16-bit sounds to the end: one compiled program."""
-    return hear(params, spectrogram(sounds), frames).argmax(2).astype(jnp.int8)
-
-
 def save(path: Path, params: Params) -> None:
     """Write the parameters to a file that `load` reads."""
     named = {f"{layer}.{name}": np.asarray(a) for layer, own in params.items() for name, a in own.items()}

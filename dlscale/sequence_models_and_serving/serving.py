@@ -1,14 +1,12 @@
-"""Serving: requests that come when they like, put together in batches; as a simulation, and for a server.
+"""Serving, simulated: requests that come when they like, put together in batches.
 
-In the simulation, a free machine takes the request that has waited longest. It waits for more until the batch is full,
-or until that one has waited `max_wait` seconds; then it computes. Who finds `room` requests waiting is refused. The
-server does the same, and never waits on purpose.
+A free machine takes the request that has waited longest. It waits for more until the batch is full, or until that one
+has waited `max_wait` seconds; then it computes. Who finds `room` requests waiting is refused.
 """
 
-import asyncio
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -83,43 +81,3 @@ def simulate(arrivals: np.ndarray, seconds: Callable[[int], float], rule: Rule) 
         for number in batch:
             starts[number], ends[number] = now, free
     return Served(arrivals, np.array(starts), np.array(ends), np.array(batches))
-
-
-class Busy(Exception):
-    """A request was refused; the message says why."""
-
-
-class Batcher:
-    """`await ask(item)` gives `work(items)`'s result for the item. `run()`, which must be running, makes the batches.
-
-    It is eager: as soon as `work`, in a thread of its own, is free, it takes all that wait, at most `max_batch`.
-    """
-
-    def __init__(self, work: Callable[[Sequence[Any]], Sequence[Any]], max_batch: int, room: int) -> None:
-        self.work, self.max_batch, self.waiting = work, max_batch, asyncio.Queue(room)
-
-    async def ask(self, item: Any) -> Any:
-        """Raises Busy if there is no room, and what `work` raises."""
-        answer = asyncio.get_running_loop().create_future()
-        try:
-            self.waiting.put_nowait((item, answer))
-        except asyncio.QueueFull:
-            raise Busy(f"{self.waiting.maxsize} requests wait already; try again later") from None
-        if isinstance(found := await answer, Exception):
-            raise found
-        return found
-
-    async def run(self) -> None:
-        """Take batch after batch until cancelled."""
-        while True:
-            batch = [await self.waiting.get()]
-            while len(batch) < self.max_batch and not self.waiting.empty():
-                batch.append(self.waiting.get_nowait())
-            items, answers = zip(*batch, strict=True)
-            try:
-                results = await asyncio.to_thread(self.work, items)
-            except Exception as error:
-                results = [error] * len(items)
-            for answer, result in zip(answers, results, strict=True):
-                if not answer.done():  # who asked may have left
-                    answer.set_result(result)
