@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -95,19 +94,11 @@ def test_the_slope_is_that_of_a_power_law():
 BAD = [
     lambda: honest.bootstrap([]),
     lambda: honest.bootstrap([1.0, math.nan]),
-    lambda: honest.Measured("a", "training", "s", []),
-    lambda: honest.Measured("a", "trainin", "s", [1]),
+    lambda: honest.Measured("a", "training", "s", []).median,
     lambda: honest.ratio([1, 0], [1, 1]),
-    lambda: honest.ratio([1, 2], [1, 2, 3]),
     lambda: honest.expected_best([1, 2], 3),
-    lambda: honest.power(1, 1, 1),
-    lambda: honest.power(1, 0, 5),
     lambda: honest.seeds_needed(0, 1),
     lambda: honest.first_crossing([], np.zeros((2, 0)), 1),
-    lambda: honest.first_crossing([1], [1], math.nan),
-    lambda: honest.first_crossing([1], [1], 1, in_a_row=2),
-    lambda: honest.survival([1, 2], [True]),
-    lambda: honest.slope([1, 2], [1, 2]),
     lambda: measuring.measure(data.data_folder(), ["training"]),
     lambda: experiment.tuned("2 workers"),
 ]
@@ -120,9 +111,9 @@ def test_bad_input_is_told(bad):
 
 
 def test_processes_take_turns():
-    found = measuring.measure(data.data_folder(), ["batch 4", "step"], ["this processor", "2008"], rounds=2)
+    found = measuring.measure(data.data_folder(), ["batch 4", "step"], ["this processor", "2008"], rounds=1)
     assert {who: [*own] for who, own in found.items()} == {who: ["batch 4", "step"] for who in found}
-    assert all(seconds.shape == (2,) and (seconds > 0).all() for own in found.values() for seconds in own.values())
+    assert all(seconds.shape == (1,) and (seconds > 0).all() for own in found.values() for seconds in own.values())
 
 
 def test_the_benchmarks_report_in_the_same_way(monkeypatch):
@@ -135,16 +126,18 @@ def test_the_benchmarks_report_in_the_same_way(monkeypatch):
 
 
 def test_a_step_follows_the_gradient():
-    x, y = measuring.read(data.data_folder(), 256)
-    net = measuring.Network(784, 16)
+    rng, net = np.random.default_rng(0), measuring.Network(20, 16)
+    x, y = rng.random((32, 20), np.float32), rng.integers(10, size=32)
     old = [w.copy() for w in net.weights]
     loss = lambda w: optax.softmax_cross_entropy_with_integer_labels(jax.nn.relu(x @ w[0]) @ w[1], y).mean()  # noqa: E731
     net.step(x, y, 0.5)
-    for before, after, gradient in zip(old, net.weights, jax.grad(loss)(old), strict=True):
+    for before, after, gradient in zip(old, net.weights, jax.jit(jax.grad(loss))(old), strict=True):
         assert np.allclose((before - after) / 0.5, gradient, atol=1e-5)
 
 
-def test_a_look_sees_what_the_steps_did_and_a_trial_what_the_looks_saw():
+def test_a_look_sees_what_the_steps_did_and_a_trial_what_the_looks_saw(monkeypatch):
+    for name, value in {"LOOKS": 8, "FIRST": 20.0, "STAYS": 15.0}.items():
+        monkeypatch.setattr(experiment, name, value)
     (x, y), judges = experiment.signals()
     setting = {"system": "16 workers, momentum", "learning_rate": 0.3, "seed": 3}
     accuracy = experiment.curves(**setting)[0]
@@ -161,10 +154,10 @@ def test_a_look_sees_what_the_steps_did_and_a_trial_what_the_looks_saw():
         assert accuracy["test"][number] == pytest.approx(seen, abs=0.31)
     test, apart = accuracy["test"], accuracy["test"] - accuracy["fresh"]
     stays = [(test[i : i + 3] >= experiment.STAYS).all() for i in range(experiment.LOOKS - 2)]
-    wanted = {"usual": apart[80:].mean(), "reached": 3 + stays.index(True), "test": test[-1], "early_loss": loss}
-    if (test >= experiment.FIRST).any():
-        wanted["apart"] = apart[(test >= experiment.FIRST).argmax()]
+    wanted = {"usual": apart[4:].mean(), "reached": 3 + stays.index(True), "test": test[-1], "early_loss": loss}
+    wanted["apart"] = apart[(test >= experiment.FIRST).argmax()]
     found = experiment.trial(**setting)
+    experiment.race.clear_cache()  # of so few looks
     assert {name: found[name] for name in wanted} == pytest.approx({k: float(v) for k, v in wanted.items()}, abs=2e-3)
 
 
@@ -178,17 +171,6 @@ def test_every_arm_was_tuned_on_the_same_rates_inside_the_grid(system):
 # Exercises
 
 
-def of_survivors(watched):
-    """Kaplan and Meier's product with another count of those who are watched."""
-
-    def answer(times, reached):
-        at = np.unique(times[reached])
-        parts = [1 - np.sum(reached & (times == t)) / watched(times, reached, t) for t in at]
-        return at, np.cumprod(parts)
-
-    return answer
-
-
 def resampled(times, low=0.025, high=0.975, seed=1, size=None, draws=2000):
     resamples = np.random.default_rng(seed).choice(times, (draws, size or len(times)))
     return np.sort(np.median(resamples, axis=1))[[int(low * draws), int(high * draws)]]
@@ -199,32 +181,25 @@ def order_statistics(times):
     return np.sort(times)[[place - 1, -place]]
 
 
-def of_finishers(times, ours, theirs, targets, center=np.mean):
-    """Without the runs that never arrive; with the median, theirs only."""
+def of_finishers(times, ours, theirs, targets):
+    """Without the runs that never arrive."""
 
     def middle(runs, target):
         found = honest.first_crossing(times, runs, target)
-        some = found[np.isfinite(found)] if center is np.mean or runs is theirs else found
-        return center(some) if len(some) else math.inf
+        return honest.median(found[np.isfinite(found)]) if np.isfinite(found).any() else math.inf
 
     some = [target for target in targets if np.isfinite(middle(ours, target))]
     return max(some, key=lambda target: middle(theirs, target) / middle(ours, target))
 
 
 JUDGED = [
-    (exercises.survival, of_survivors(lambda times, _, t: (times >= t).sum()), True),
-    (exercises.survival, of_survivors(lambda times, reached, t: (times[reached] >= t).sum()), False),
-    (exercises.survival, of_survivors(lambda times, r, t: (times > t).sum() + (r & (times == t)).sum()), False),
-    (exercises.threshold, lambda times, ours, theirs, targets: targets[-1], False),
     (exercises.threshold, of_finishers, False),
-    (exercises.threshold, functools.partial(of_finishers, center=np.median), False),
     (exercises.seeds, lambda d, s: math.ceil((1.96 * s / d) ** 2) + 2, False),
     (exercises.seeds, lambda d, s: 2 * (2.8 * s / d) ** 2, False),
     (exercises.seeds, lambda d, s: (2.8 * s / d) ** 2, True),  # without Student's two more
     (exercises.interval, order_statistics, True),
     (exercises.interval, lambda times: resampled(times, seed=6).tolist(), True),
     (exercises.interval, lambda times: resampled(times, 0.05, 0.95), False),
-    (exercises.interval, lambda times: resampled(times, 0.005, 0.995), False),
     (exercises.interval, lambda times: resampled(times, size=len(times) // 2), False),
     (exercises.interval, lambda times: resampled(times[np.isfinite(times)]), False),
     (exercises.interval, lambda times: resampled(np.minimum(times, times[np.isfinite(times)].max())), False),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from scipy.stats import linregress
 from dlscale.lab import checks
 from dlscale.lab.intervals import Interval
 
-LEVELS = ("operator", "network", "training", "distributed")  # of Deep500 (Ben-Nun et al. 2019, arXiv:1901.10183)
 Statistic = Callable[..., np.ndarray]  # of an array along the keyword `axis`
 
 
@@ -61,22 +59,17 @@ def _samples(samples: ArrayLike, least: int = 1) -> np.ndarray:
     return samples
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Samples of one quantity, and the one way to report them."""
+class Measured(NamedTuple):
+    """Samples of one quantity, and the one way to report them. Raises ValueError for none and for NaN."""
 
     name: str
-    level: str  # one of LEVELS
+    level: str  # of Deep500: operator, network, training, distributed (Ben-Nun et al. 2019, arXiv:1901.10183)
     unit: str
-    samples: np.ndarray
-
-    def __post_init__(self) -> None:
-        checks.known("level", self.level, LEVELS)
-        object.__setattr__(self, "samples", _samples(self.samples))
+    samples: ArrayLike
 
     @property
     def median(self) -> float:
-        return float(median(self.samples))
+        return float(median(_samples(self.samples)))
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -100,14 +93,11 @@ def ratio(ours: ArrayLike, theirs: ArrayLike, **options: int) -> Interval:
     """The median of how many times `ours` is `theirs`, pair by pair, with its interval by `bootstrap`.
 
     What hits both sides of a pair alike drops out; a pair in which neither side gets there says nothing of the ratio
-    and is left out. NaN where fewer than two are left. Raises ValueError for samples that are not positive, and for
-    different numbers of them.
+    and is left out. NaN where fewer than two are left. Raises ValueError for samples that are not positive.
     """
     ours, theirs = _samples(ours, 2), _samples(theirs, 2)
     if min(ours.min(), theirs.min()) <= 0:
         raise ValueError("A ratio needs positive samples.")
-    if ours.shape != theirs.shape:
-        raise ValueError(f"Pairs need as many samples on each side, not {len(ours)} and {len(theirs)}.")
     some = np.isfinite(ours) | np.isfinite(theirs)
     return bootstrap(ours[some] / theirs[some], **options) if some.sum() > 1 else Interval(np.nan, np.nan, np.nan)
 
@@ -160,13 +150,11 @@ def first_crossing(times: ArrayLike, values: ArrayLike, target: float, in_a_row:
     """When each row of values (…, looks) first stays at `target` or above for so many looks; infinite if never.
 
     `times` (looks,) are when somebody looked; the time is that of the last look of the row of good ones, when one could
-    know. Raises ValueError for no looks and a target that is not finite.
+    know. Raises ValueError for no looks.
     """
     times, values = np.asarray(times, float), np.asarray(values, float)
     if times.shape != values.shape[-1:] or not len(times):
         raise ValueError(f"There must be a time for each look, not {times.shape} for {values.shape[-1:]}.")
-    if not np.isfinite(target):
-        raise ValueError(f"target must be a finite number, not {target!r}.")
     row = checks.whole("in_a_row", in_a_row, high=len(times), why=f"There are {len(times)} looks.")
     good = np.lib.stride_tricks.sliding_window_view(values >= target, row, axis=-1).all(-1)
     return np.where(good.any(-1), times[good.argmax(-1) + row - 1], np.inf)
@@ -194,8 +182,6 @@ def survival(times: ArrayLike, reached: ArrayLike) -> Survival:
     is infinite. Raises ValueError for no runs.
     """
     times, reached = _samples(times), np.asarray(reached, dtype=bool)
-    if times.shape != reached.shape:
-        raise ValueError(f"There must be a truth value for each time, not {reached.shape} for {times.shape}.")
     at = np.unique(times[reached])
     watched = (times >= at[:, None]).sum(1)
     arrived = (times[reached] == at[:, None]).sum(1)
@@ -205,11 +191,8 @@ def survival(times: ArrayLike, reached: ArrayLike) -> Survival:
 def slope(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Interval:
     """The slope of the least-squares line of log y over log x: the exponent of a power law, with its t-interval.
 
-    Raises ValueError for fewer than three points, numbers that are not positive, and x that are all equal.
+    Raises ValueError for fewer than three points.
     """
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    if x.shape != y.shape or x.ndim != 1 or len(x) < 3 or len(np.unique(x)) < 2 or min(x.min(), y.min()) <= 0:
-        raise ValueError("A slope needs three or more points, at two or more x, with positive numbers.")
-    found = linregress(np.log(x), np.log(y))
+    found = linregress(np.log(_samples(x, 3)), np.log(_samples(y, 3)))
     half = stdtrit(len(x) - 2, (1 + confidence) / 2) * found.stderr
     return Interval(float(found.slope), float(found.slope - half), float(found.slope + half))

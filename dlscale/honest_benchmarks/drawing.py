@@ -1,11 +1,9 @@
 """Figures and explorers of 14_honest_benchmarks and its further notebook: a line in the notebook calls each."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -27,10 +25,10 @@ def _whiskers(ax: Axes, place: float, found: intervals.Interval, color: str = fi
     ax.errorbar(place, found.mean, [[low], [high]], color=color, marker="o", markersize=5, capsize=4)
 
 
-def _bars(ax: Axes, values: Mapping[str, float], colors: Sequence[str], text: str = "{:.1f}") -> None:
+def _bars(ax: Axes, values: Mapping[str, float], colors: Sequence[str]) -> None:
     ax.bar(list(values), list(values.values()), color=colors, width=0.6)
     for place, value in enumerate(values.values()):
-        ax.text(place, value, text.format(value), ha="center", va="bottom", fontweight="bold")
+        ax.text(place, value, f"{value:.1f}", ha="center", va="bottom", fontweight="bold")
     ax.grid(axis="x", visible=False)
 
 
@@ -128,38 +126,22 @@ def searches(test: np.ndarray, fresh: np.ndarray) -> None:
 
 def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: float) -> None:
     """Explore when a run first shows a target; accuracies (runs, looks) by the test set and by fresh examples."""
-    thousands, width = examples / 1e3, 17
-    half = width // 2
-    smooth = np.array([np.convolve(run, np.ones(width) / width, "valid") for run in test])
+    thousands = examples / 1e3
+    styles = {"test set": (figures.BLUE, "."), "mean of 17 looks": (figures.BLACK, "-"), "target": (figures.GREY, ":")}
+    styles["first crossing, and the same network on fresh examples"] = figures.RED, "o-"
+    axis = {"xlabel": "thousand examples seen in training", "ylabel": "accuracy (%)"}
 
     def found(run: int, every: int, target: float) -> int | None:
         seen = np.arange(every - 1, len(examples), every)
         at = honest.first_crossing(seen, test[run, seen], target)
         return int(at) if np.isfinite(at) else None
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        (looks,) = ax.plot([], [], "o-", color=figures.BLUE, markersize=3, linewidth=0.3)
-        (mean,) = ax.plot([], [], color=figures.BLACK, linewidth=1.5)
-        line = ax.axhline(target, color=figures.GREY, linestyle=":")
-        (pair,) = ax.plot([], [], "o-", color=figures.RED, markersize=8, linewidth=1)
-        names = [ax.text(0, 0, text, color=figures.RED, va="center") for text in ("first crossing", "fresh examples")]
-        ax.text(0.99, 0.04, f"blue: test set; black: its mean of {width} looks", ha="right", transform=ax.transAxes)
-        ax.set(xlabel="thousand examples seen in training", ylabel="accuracy (%)", ylim=(40, 60))
-        ax.set_xlim(0, thousands[-1])
-
-        def update(run: int, every: int, target: float) -> list[Artist]:
-            looks.set_data(thousands[every - 1 :: every], test[run, every - 1 :: every])
-            mean.set_data(thousands[half:-half], smooth[run])
-            line.set_ydata([target, target])
-            at = found(run, every, target)
-            x, *heights = (0, 0, 0) if at is None else (thousands[at], test[run, at], fresh[run, at])
-            pair.set_data([x, x], heights)
-            for text, height, side, align in zip(names, heights, (-1, 1), ("right", "left"), strict=True):
-                text.set(x=x + 1.5 * side, y=height - 0.8 * side, ha=align, visible=at is not None)
-            return [looks, mean, line, pair, *names]
-
-        return update
+    def compute(run: int, every: int, target: float) -> dict[str, Line]:
+        at, smooth = found(run, every, target), np.convolve(test[run], np.ones(17) / 17, "valid")
+        looks = thousands[every - 1 :: every], test[run, every - 1 :: every]
+        pair = ([], []) if at is None else ([thousands[at]] * 2, [test[run, at], fresh[run, at]])
+        line = [0, thousands[-1]], [target] * 2
+        return dict(zip(styles, (looks, (thousands[8:-8], smooth), line, pair), strict=True))
 
     def caption(run: int, every: int, target: float) -> str:
         at, count = found(run, every, target), len(examples) // every
@@ -173,8 +155,9 @@ def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: 
         )
 
     gaps = [test[run, at] - fresh[run, at] if (at := found(run, 1, target)) else -9 for run in range(len(test))]
-    widgets.explore(
-        make, alt=caption, height=3.2, run=widgets.slider("run", list(range(len(test))), int(np.argmax(gaps))),
+    curves(
+        styles, compute, caption, axis | {"xlim": (0, thousands[-1]), "ylim": (40, 60)}, corner=(0.98, 0.3),
+        run=widgets.slider("run", list(range(len(test))), int(np.argmax(gaps))),
         every=widgets.slider("look at every n-th point", [16, 8, 4, 2, 1], 1),
         target=widgets.slider("target (%)", [target - 4, target - 2, target, target + 1, target + 2], target),
     )  # fmt: skip
@@ -183,81 +166,35 @@ def crossing(examples: np.ndarray, test: np.ndarray, fresh: np.ndarray, target: 
 # Section 4
 
 
-def systems(seconds: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> None:
-    """Explore two systems: examples per second, and the time to a target; `found` are accuracies (runs, looks)."""
+def systems(seconds: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], work: float) -> None:
+    """Explore the times of two systems to a target; `found` are accuracies (runs, looks), `work` the ratio of rates."""
     one, many = found
-    colors, targets = (figures.GREY, figures.BLUE), [40.0, 44.0, 46.0, 48.0, 50.0]
+    styles = {one: (figures.BLACK, "-"), many: (figures.BLUE, "-"), "target": (figures.GREY, ":")}
+    styles["median times to the target"] = figures.RED, "o"
+    axis = {"xscale": "log", "xlabel": "milliseconds of training", "ylabel": "test accuracy (%)", "ylim": (10, 60)}
+    axis |= {"xlim": (1, 3000), "xticks": (1, 10, 100, 1000)}
+    means = {name: (1e3 * seconds[name], runs.mean(0)) for name, runs in found.items()}
 
     def times(target: float) -> list[np.ndarray]:
-        return [honest.first_crossing(seconds[name], runs, target, in_a_row=3) for name, runs in found.items()]
+        return [1e3 * honest.first_crossing(seconds[name], runs, target, in_a_row=3) for name, runs in found.items()]
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right = figures.axes(fig, 2)
-        _bars(left, {name.replace(", ", ",\n"): rate for name, rate in rates.items()}, colors, "{:.0f}")
-        left.set(ylabel="thousand examples per second", title="the report", ylim=(0, 1.2 * max(rates.values())))
-        for (name, runs), color in zip(found.items(), colors, strict=True):
-            figures.band(right, 1e3 * seconds[name], runs, color)
-        line = right.axhline(0, color=figures.BLACK, linestyle=":")
-        marks = [right.plot([], [], "o", color=color, markersize=9)[0] for color in colors]
-        sides = [{"ha": "left", "va": "top"}, {"ha": "right", "va": "bottom"}]  # clear of the curves
-        names = [right.text(1, 50, "", color=color, **side) for color, side in zip(colors, sides, strict=True)]
-        right.set(xscale="log", xlabel="milliseconds of training", ylabel="test accuracy (%)", ylim=(10, 60))
-        right.set_title("what a user gets (mean, 95 %)")
-
-        def update(target: float) -> list[Artist]:
-            line.set_ydata([target, target])
-            for mark, name, found_at, way in zip(marks, names, times(target), (-1, 1), strict=True):
-                at = min(1e3 * honest.median(found_at), 1e9)  # far to the right if never
-                mark.set_data([at], [target])
-                name.set(text=f"{at:.0f} ms", x=at * 0.85**way, y=target + 1.5 * way, clip_on=True)
-            return [line, *marks, *names]
-
-        return update
+    def compute(target: float) -> dict[str, Line]:
+        medians = [min(honest.median(own), 1e9) for own in times(target)]  # far to the right if never
+        return means | dict(zip([*styles][2:], (([1, 3000], [target] * 2), (medians, [target] * 2)), strict=True))
 
     def caption(target: float) -> str:
         alone, together = times(target)
         return (
-            f"{many}: {rates[many] / rates[one]:.0f} times the examples per second of {one}. Median times to "
-            f"{target:g} %: {1e3 * honest.median(together):.0f} and {1e3 * honest.median(alone):.0f} ms; median of "
-            f"{len(alone)} speed-ups: {honest.ratio(alone, together).mean:.1f}."
+            f"{many}: {work:.0f} times the examples per second of {one}. Median times to {target:g} %: "
+            f"{honest.median(together):.0f} and {honest.median(alone):.0f} ms; median of {len(alone)} speed-ups: "
+            f"{honest.ratio(alone, together).mean:.1f}."
         )
 
-    widgets.explore(make, alt=caption, height=3.2, target=widgets.slider("target (%)", targets, 50.0))
+    targets = widgets.slider("target (%)", [40.0, 44.0, 46.0, 48.0, 50.0], 50.0)
+    curves(styles, compute, caption, axis, corner=(0.02, 0.72), target=targets)
 
 
 # The further notebook
-
-
-def levels(measurements: Sequence[honest.Measured]) -> None:
-    """Explore one report on four levels: all samples, their quartiles, and the interval of the median."""
-    known = {measured.level: measured for measured in measurements}
-
-    def part(level: str, count: int) -> honest.Measured:
-        return dataclasses.replace(known[level], samples=known[level].samples[:count])
-
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(level: str, count: int) -> None:
-            ax.clear()
-            few, everything = part(level, count), known[level].samples
-            seen = everything[np.isfinite(everything)]
-            top = 1.05 * np.quantile(seen, 0.9)
-            samples = few.samples[few.samples <= top]
-            ax.plot(samples, np.linspace(-0.2, 0.2, len(samples)), "o", color=figures.SKY, markersize=5)
-            rows = {0.5: (few.spread, figures.ORANGE), 0.85: (few.interval[1:], figures.BLUE)}
-            for height, ((low, high), color) in rows.items():
-                ax.barh(height, min(high, top) - low, left=low, height=0.16, color=color)
-            ax.plot([min(few.median, top)] * 2, [0.4, 0.95], color=figures.BLACK)
-            beyond = len(few.samples) - len(samples)
-            ax.set(yticks=[0, 0.5, 0.85], yticklabels=["runs", "quartiles", "interval"], ylim=(-0.4, 1.15))
-            ax.set(xlabel=f"{few.name} ({few.unit})" + f"; {beyond} more to the right" * bool(beyond))
-            ax.set_xlim(0.95 * seen.min(), 1.02 * top)
-
-        return update
-
-    level, count = widgets.menu("level", list(known), "network"), widgets.slider("runs", [4, 8, 16, 40], 40)
-    widgets.explore(make, alt=lambda level, count: f"{part(level, count)}.", height=2.5, level=level, count=count)
 
 
 def beside(claimed: Mapping[str, float], hidden: Mapping[str, np.ndarray], labels: tuple[str, str]) -> None:
@@ -277,19 +214,36 @@ def beside(claimed: Mapping[str, float], hidden: Mapping[str, np.ndarray], label
     figures.show(figure, f"The report, {labels[0]}: {said}. What it hides, {labels[1]}: {truth}.")
 
 
-def waiting(estimates: Mapping[str, honest.Survival], stopped: np.ndarray, end: float) -> None:
-    """The share of runs that have not arrived, by several estimates, and when runs were stopped."""
-    figure, ax = figures.new(height=2.7)
-    for (name, found), color in zip(estimates.items(), (figures.BLACK, figures.BLUE, figures.RED), strict=False):
-        shares = 100 * np.append(1, found.waiting)
-        (line,) = ax.step([0, *found.times, end], [*shares, shares[-1]], where="post", color=color)
-        figures.name(ax, line, name, {"all runs": -7, "Kaplan–Meier": 7}.get(name, 0))
-    ax.plot(stopped, np.full(len(stopped), 104), "v", color=figures.GREY, markersize=5)
-    ax.text(0.5, 107, "▾ a run was stopped", color=figures.GREY, va="bottom", fontsize=9)
-    ax.axhline(50, color=figures.GREY, linestyle=":")
-    ax.set(xlabel="thousand examples", ylabel="runs that still wait (%)", ylim=(-3, 118), xlim=(0, end))
-    said = ", ".join(f"{name} {found.median:.0f}" for name, found in estimates.items())
-    figures.show(figure, f"Median time to the target in thousand examples: {said}.")
+def waiting(times: np.ndarray, ways: Mapping[str, Callable[[int], np.ndarray]], end: float) -> None:
+    """Explore the share of runs that still wait, of those that arrive at `times` (runs,) and are watched until `end`.
+
+    `ways[who](seed)` says when each run is stopped; three estimates: with all runs, and from those that were stopped.
+    """
+    styles = {"all runs": (figures.BLACK, "-"), "Kaplan–Meier": (figures.BLUE, "-"), "left out": (figures.RED, "-")}
+    axis = {"xlabel": "thousand examples", "ylabel": "runs that still wait (%)", "ylim": (-3, 103), "xlim": (0, end)}
+
+    def estimates(who: str, seed: int) -> list[honest.Survival]:
+        stopped = ways[who](seed)
+        watched, arrived = np.minimum(times, stopped), times <= stopped
+        known = (
+            (np.minimum(times, end + 1), np.isfinite(times)),
+            (watched, arrived),
+            (watched[arrived], arrived[arrived]),
+        )
+        return [honest.survival(*one) for one in known]
+
+    def compute(who: str, seed: int) -> dict[str, Line]:
+        return {
+            name: (np.repeat([0, *one.times, end], 2)[1:-1], 100 * np.repeat([1, *one.waiting], 2))
+            for name, one in zip(styles, estimates(who, seed), strict=True)
+        }
+
+    def caption(who: str, seed: int) -> str:
+        said = ", ".join(f"{name} {one.median:.0f}" for name, one in zip(styles, estimates(who, seed), strict=True))
+        return f"Runs are stopped by {who}. Median thousands of examples: {said}."
+
+    stops = widgets.menu("who stops runs", list(ways), [*ways][1])
+    curves(styles, compute, caption, axis, corner=(0.98, 0.97), who=stops, seed=widgets.slider("seed", range(8), 1))
 
 
 def records(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -299,37 +253,29 @@ def records(rows: Sequence[Mapping[str, Any]]) -> None:
         inside = [row for row in rows if which in ("all", row["model"])]
         return inside, np.array([(row["processors"], row["time_hours"]) for row in inside]).T
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-
-        def update(which: str) -> None:
-            ax.clear()
-            inside, (x, y) = chosen(which)
-            middle, level = np.exp(np.log([x, y]).mean(1))
-            for row, at, height in zip(inside, x, y, strict=True):
-                ax.plot(at, height, "o", color=figures.BLUE if row["model"] == "ResNet-50" else figures.ORANGE)
-                box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0}
-                side = {"ha": "right" if at > middle else "left", "fontsize": 8, "textcoords": "offset points"}
-                ax.annotate(row["group"].split(" (")[0].replace("UC ", ""), (at, height), (0, 5), bbox=box, **side)
-            ends = np.array([x.min(), x.max()])
-            for name, power, style in (("fit", honest.slope(x, y).mean, "k-"), ("ideal scaling", -1, "g--")):
-                (line,) = ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
-                figures.name(ax, line, name)
-            ax.set(yscale="log", xscale="log", xlabel="processors", ylabel="hours")
-            if which == "all":
-                ax.set_title("blue: ResNet-50, orange: other networks", fontsize=9)
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-                axis.set_major_formatter("{x:g}")
-            ax.minorticks_off()
-            ax.margins(x=0.2, y=0.15)
-
-        return update
+    def paint(ax: Axes, which: str) -> None:
+        inside, (x, y) = chosen(which)
+        middle, level = np.exp(np.log([x, y]).mean(1))
+        for row, at, height in zip(inside, x, y, strict=True):
+            color = figures.BLUE if row["model"] == "ResNet-50" else figures.ORANGE
+            ax.plot(at, height, "o", color=color)
+            side = {"ha": "right" if at > middle else "left", "fontsize": 8, "textcoords": "offset points"}
+            ax.annotate(row["group"].split(" (")[0].replace("UC ", ""), (at, height), (0, 5), **side)
+        ends = np.array([x.min(), x.max()])
+        for name, power, style in (("fit", honest.slope(x, y).mean, "k-"), ("ideal scaling", -1, "g--")):
+            (line,) = ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)
+            figures.name(ax, line, name)
+        ax.set(yscale="log", xscale="log", xlabel="processors", ylabel="hours")
+        ax.set_title("blue: ResNet-50, orange: other networks", fontsize=9)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+        ax.margins(x=0.2, y=0.15)
 
     def caption(which: str) -> str:
         inside, (x, y) = chosen(which)
         slopes = f"the fitted line has the slope {honest.slope(x, y)}, ideal scaling -1".replace("-", "−")
         return f"Hours of {len(inside)} records ({which}): {slopes}."
 
-    which = widgets.menu("networks", ["all", "ResNet-50"], "ResNet-50")
-    widgets.explore(make, alt=caption, height=3.4, which=which)
+    widgets.explore_axes(paint, alt=caption, which=widgets.menu("networks", ["all", "ResNet-50"], "ResNet-50"))

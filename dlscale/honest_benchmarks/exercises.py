@@ -1,4 +1,4 @@
-"""The exercises of 14_honest_benchmarks and its further notebook."""
+"""The exercises of 14_honest_benchmarks."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import bdtr
 
 from dlscale import honest_benchmarks as honest
-from dlscale.course.exercises import Exercise, compare
+from dlscale.course.exercises import Exercise
 
 
 def _seeds(answer: Any) -> str | None:
@@ -141,46 +141,4 @@ def median_interval(times):
     wrong=_interval,
     right="an interval that needs no formula, and that bears runs that never arrive.",
     library="dlscale.honest_benchmarks.bootstrap",
-)
-
-
-def _survival(answer: Any) -> str | None:
-    rng, cases = np.random.default_rng(1002), []
-    cases.append((np.array([3.0, 5.0, 5.0, 8.0]), np.array([True, True, True, True])))
-    cases.append((np.array([2.0, 4.0, 4.0, 6.0, 9.0]), np.array([True, False, True, True, False])))
-    for size in (12, 30):
-        cases.append((rng.integers(1, 15, size).astype(float), rng.random(size) < 0.6))
-    for times, reached in cases:
-        wanted = honest.survival(times, reached)
-        found_times, found = answer(times.copy(), reached.copy())
-        if wrong := compare("The times at which some arrive", found_times, wanted.times, 1e-9):
-            return wrong
-        if wrong := compare("The share that still waits", found, wanted.waiting, 1e-6):
-            return f"{wrong} ({len(times)} runs, {np.count_nonzero(~reached)} given up.)"
-    return None
-
-
-survival = Exercise(
-    id="honest_benchmarks-survival",
-    answer="still_waiting",
-    question="Write `still_waiting(times, reached)`, the estimate of Kaplan and Meier. `times` says until when "
-    "each run was watched. `reached` says whether it arrived then, or was stopped. Return two arrays: "
-    "the times at which some run arrives, each once and in order, and the share of runs still waiting after each of "
-    "them.",
-    hints=(
-        "For one time of arrival: how many were still watched just before, and how many of these arrive?",
-        "A run that was given up at 4 was still watched at 4. Multiply the shares that stay, from the first on.",
-    ),
-    code="""
-def still_waiting(times, reached):
-    at, share, waiting = np.unique(times[reached]), 1.0, []
-    for now in at:
-        watched = np.count_nonzero(times >= now)
-        arrive = np.count_nonzero(reached & (times == now))
-        share = share * (1 - arrive / watched)
-        waiting.append(share)
-    return at, np.array(waiting)
-""",
-    wrong=_survival,
-    right="who was given up counts as long as it was watched: neither dropped nor called a success.",
 )

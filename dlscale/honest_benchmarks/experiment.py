@@ -17,12 +17,8 @@ from dlscale.lab import checks, data, devices, models, train
 NETWORK = models.mlp((40, 32, 32, 10))
 EXAMPLES, LOOK, OWN = 81_920, 512, 32  # seen in all; from one look to the next; a worker's share of a batch
 LOOKS = EXAMPLES // LOOK
-SYSTEMS = {  # workers, momentum
-    "1 worker": (1, 0.0),
-    "1 worker, momentum": (1, 0.9),
-    "16 workers": (16, 0.0),
-    "16 workers, momentum": (16, 0.9),
-}
+SYSTEMS = {"1 worker": (1, 0.0), "1 worker, momentum": (1, 0.9)}  # workers, momentum
+SYSTEMS |= {"16 workers": (16, 0.0), "16 workers, momentum": (16, 0.9)}
 RATES, LENGTHS = tuple(2.0**k for k in range(-7, 3)), (1, 2, 4, 8)  # lengths of training, times EXAMPLES
 TUNING_SEEDS, TEST_SEEDS, RESERVED_SEEDS = (500, 501, 502), range(510, 526), range(11_500, 11_600)
 JUDGES = ("validation", "test", "fresh")

@@ -47,12 +47,10 @@ class Network:
         for weight, gradient in zip(self.weights, (x.T @ back, hidden.T @ error), strict=True):
             weight -= np.float32(rate) * gradient
 
-    def epoch(self, x: np.ndarray, y: np.ndarray, rate: float = 0.1, batch: int = BATCH, seed: int = 0) -> None:
+    def epoch(self, x: np.ndarray, y: np.ndarray) -> None:
         """Steps over all examples in a new order."""
-        order = np.random.default_rng(seed).permutation(len(x))
-        for begin in range(0, len(x) - batch + 1, batch):
-            rows = order[begin : begin + batch]
-            self.step(x[rows], y[rows], rate)
+        for rows in np.random.default_rng(0).permutation(len(x)).reshape(-1, BATCH):
+            self.step(x[rows], y[rows])
 
 
 def flops(inputs: int, batch: int, hidden: int = HIDDEN) -> float:
@@ -91,12 +89,9 @@ def serve(folder: Path) -> None:
     """
     tasks = work(folder)
     for line in sys.stdin:
-        seconds = _seconds(tasks[line.strip()])
-        print(_seconds(tasks[line.strip()]) if seconds < SHORT else seconds, flush=True)
-
-
-def _seconds(task: Callable[[], object]) -> float:
-    return timeit.timeit(task, number=1)
+        timer = timeit.Timer(tasks[line.strip()])
+        seconds = timer.timeit(1)
+        print(timer.timeit(1) if seconds < SHORT else seconds, flush=True)
 
 
 def measure(

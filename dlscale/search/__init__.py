@@ -59,8 +59,7 @@ class Space:
         return (*point[:axis], int(other), *point[axis + 1 :])
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """What training at every point of a space came to: accuracies, fractions.
 
     `curves` (*sizes, seeds, epochs) of validation after each epoch, `test` (*sizes, seeds) after the last one.
@@ -70,17 +69,11 @@ class Table:
     curves: np.ndarray
     test: np.ndarray
 
-    def __post_init__(self) -> None:
-        if not self.curves.size:
-            raise ValueError("The table is empty: it needs a point, a seed and an epoch at least.")
-        if self.curves.shape[:-2] != self.space.sizes or self.test.shape != self.curves.shape[:-1]:
-            raise ValueError(f"The table, {self.curves.shape}, does not fit its space of {self.space.sizes} points.")
-
     @property
     def epochs(self) -> int:
         return self.curves.shape[-1]
 
-    @functools.cached_property
+    @property
     def quality(self) -> np.ndarray:
         """(*sizes) test accuracy to be expected of a setting: the mean over the seeds."""
         return self.test.mean(-1)
@@ -156,54 +149,6 @@ class Evolution(Search):
 
     def tell(self, point: Point, epochs: int, score: float) -> None:
         self.alive.append((score, point))  # the oldest falls out
-
-
-class Swarm(Search):
-    """Particles fly on, drawn to their own best place and to that of all (Lorenzo et al. 2017)."""
-
-    def __init__(self, *given: Any, particles: int = 10, inertia: float = 0.7, pull: float = 1.5) -> None:
-        super().__init__(*given)
-        self.inertia, self.pull, self.sizes = inertia, pull, np.array(self.space.sizes)
-        self.at = self.rng.random((particles, len(self.sizes))) * self.sizes
-        self.velocity, self.best, self.score = np.zeros_like(self.at), self.at.copy(), np.full(particles, -np.inf)
-        self.turn = 0
-
-    def ask(self) -> Job:
-        return self.new(tuple(self.at[self.turn].astype(int).tolist())), self.epochs
-
-    def tell(self, point: Point, epochs: int, score: float) -> None:
-        i, self.turn = self.turn, (self.turn + 1) % len(self.at)
-        if score > self.score[i]:
-            self.score[i], self.best[i] = score, self.at[i]
-        own, all_ = self.rng.random((2, len(self.sizes)))
-        pulls = own * (self.best[i] - self.at[i]) + all_ * (self.best[self.score.argmax()] - self.at[i])
-        self.velocity[i] = self.inertia * self.velocity[i] + self.pull * pulls
-        self.at[i] = np.clip(self.at[i] + self.velocity[i], 0, self.sizes - 1e-9)
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    return (shares := np.exp(logits - logits.max())) / shares.sum()
-
-
-class Controller(Search):
-    """A policy that draws a value on each axis, and learns by REINFORCE (Zoph & Le 2016, theirs a recurrent net)."""
-
-    def __init__(self, *given: Any, rate: float = 10.0, forget: float = 0.7) -> None:
-        super().__init__(*given)
-        self.rate, self.forget, self.baseline = rate, forget, None
-        self.logits = [np.zeros(size) for size in self.space.sizes]
-
-    def ask(self) -> Job:
-        drawn = [np.searchsorted(_softmax(logits).cumsum()[:-1], self.rng.random()) for logits in self.logits]
-        return self.new(tuple(map(int, drawn))), self.epochs
-
-    def tell(self, point: Point, epochs: int, score: float) -> None:
-        self.baseline = score if self.baseline is None else self.baseline
-        for logits, place in zip(self.logits, point, strict=True):
-            towards = -_softmax(logits)
-            towards[place] += 1  # the gradient of the logarithm of the probability that this value was drawn
-            logits += self.rate * (score - self.baseline) * towards
-        self.baseline = self.forget * self.baseline + (1 - self.forget) * score
 
 
 def brackets(epochs: int, keep: int) -> list[tuple[int, int]]:

@@ -23,12 +23,8 @@ from dlscale.lab.models import Layer, Model, Params
 from dlscale.search import Evolution, Halving, Point, Search, Space, Table, run, winner
 
 STRUCTURE = {"convolutions": (0, 1, 2), "layers": (1, 2), "width": (16, 64)}
-TRAINING = {
-    "rate": tuple(2.0**-i for i in range(7, -1, -1)),
-    "momentum": (0.0, 0.9),
-    "decay": (0.0, 0.001, 0.01),
-    "schedule": ("constant", "cosine"),
-}
+TRAINING = {"rate": tuple(2.0**-i for i in range(7, -1, -1)), "momentum": (0.0, 0.9)}
+TRAINING |= {"decay": (0.0, 0.001, 0.01), "schedule": ("constant", "cosine")}
 AXES = STRUCTURE | TRAINING
 EPOCHS, BATCH, SEEDS = 16, 50, range(3)
 JUDGED, TESTED = 1000, 4000  # examples of which an accuracy is counted: of validation and of the test
@@ -87,6 +83,10 @@ def order(seed: int, epochs: int = EPOCHS) -> np.ndarray:
     return np.stack([rng.permutation(count).reshape(-1, BATCH) for _ in range(epochs)]).astype(np.int32)
 
 
+def mean_loss(params: Params, model: Model, x: Array, y: Array) -> Array:
+    return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+
+
 def right(model: Model, params: Params, x: Array, y: Array) -> Array:
     """How many examples are classified rightly; of a net that diverged, those of the first class."""
     return (model.apply(params, x).argmax(-1) == y).sum()
@@ -106,18 +106,14 @@ def train(
     `setting` has numbers: rate, momentum, decay, and cosine, 1 if the rate falls to 0 in `total` steps, else 0.
     """
     x, y = parts["train"]
-
-    def loss(params: Params, x: Array, y: Array) -> Array:
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+    momentum, decay = setting["momentum"], setting["decay"]
 
     def step(state: Any, batch: tuple[Array, Array]) -> tuple[Any, Array]:
         params, velocity, number = state
-        value, gradient = jax.value_and_grad(loss)(params, *batch)
+        value, gradient = jax.value_and_grad(mean_loss)(params, model, *batch)
         half = 0.5 * (1 + jnp.cos(jnp.pi * number / total))
         rate = setting["rate"] * (1 + setting["cosine"] * (half - 1))
-        velocity = jax.tree.map(
-            lambda v, g, p: setting["momentum"] * v + g + setting["decay"] * p, velocity, gradient, params
-        )
+        velocity = jax.tree.map(lambda v, g, p: momentum * v + g + decay * p, velocity, gradient, params)
         return (jax.tree.map(lambda p, v: p - rate * v, params, velocity), velocity, number + 1), value
 
     def epoch(state: Any, rows: Array) -> tuple[Any, tuple[Array, Array]]:
@@ -181,11 +177,8 @@ def unpack(measures: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def table_plan(run: RunTrials) -> None:
-    """Every point; of each structure one first, so that what it compiles is there for the others."""
-    for structure in itertools.product(*STRUCTURE.values()):
-        settings = [dict(zip(AXES, structure + rest, strict=True)) for rest in itertools.product(*TRAINING.values())]
-        run(settings[:1])
-        run(settings)
+    """Every point."""
+    run([dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())])
 
 
 def table(record: Record) -> Table:
@@ -200,9 +193,7 @@ def table(record: Record) -> Table:
 
 NAMES = [f"s{seed}{part}" for seed in SEEDS for part in (*(f"e{e + 1}" for e in range(0, EPOCHS, PACKED)), "test")]
 PACKED_AT_WILL = 1e18  # curves in one number each: the last epoch and the test stand by themselves
-FINAL = {
-    f"s{seed}{part}": allowed for seed in SEEDS for part, allowed in (("e16", 100.0), ("test", 400.0))
-}  # 10 points
+FINAL = {f"s{seed}{part}": points for seed in SEEDS for part, points in (("e16", 100.0), ("test", 400.0))}  # 10 points
 TABLE = Experiment(
     "search-table", "1,152 settings of small networks, each trained with three seeds: accuracy after every epoch",
     table_trial, table_plan, dict.fromkeys(NAMES, PACKED_AT_WILL) | FINAL | {"early_loss": 0.02},
@@ -294,16 +285,16 @@ def race_trial(method: str, seed: int) -> dict[str, float]:
 
     Of random search also the test accuracy after 1,280 epochs, and that of the setting chosen after 640, trained again.
     """
+    twice = again = math.nan
     if method == "population":
-        members = evolve(seed)
-        best, twice, again = max(members, key=lambda member: member.validation), math.nan, math.nan
-        early = members[0].early_loss
+        first, *_ = members = evolve(seed)
+        best = max(members, key=lambda member: member.validation)
     else:
-        training, twice, again = Training(seed), math.nan, math.nan
+        training = Training(seed)
         search = RACERS[method](Space(AXES), np.random.default_rng(seed), EPOCHS)
         log = run(search, training, BUDGET * (1 + (method == "random")))
         point = winner(log, EPOCHS, BUDGET)
-        best, early = training.networks[point], training.networks[log[0].point].early_loss
+        best, first = training.networks[point], training.networks[log[0].point]
         if method == "random":
             twice = 100 * training.networks[winner(log, EPOCHS)].test()
             new = [Network(point, int(other)) for other in np.random.default_rng([seed, 3]).integers(2**31, size=AGAIN)]
@@ -311,7 +302,7 @@ def race_trial(method: str, seed: int) -> dict[str, float]:
                 one.train(EPOCHS)
             again = 100 * float(np.mean([one.test() for one in new]))
     found = {"test": 100 * best.test(), "validation": 100 * best.validation, "twice": twice, "again": again}
-    return {name: round(value, 3) for name, value in found.items()} | {"early_loss": round(early, 5)}
+    return {name: round(value, 3) for name, value in found.items()} | {"early_loss": round(first.early_loss, 5)}
 
 
 def race_plan(run: RunTrials) -> None:
@@ -344,11 +335,9 @@ STEPS, SIZES_BATCH, PIECE = 2048, 64, 64
 def many() -> dict[str, tuple[Array, Array]]:
     """MNIST-1D: 4,000 + 2,000 examples to train on, 1,000 for validation, 2,000 to test."""
     old, fresh = data.load("mnist1d"), data.load("mnist1d_fresh")
-    train_x, train_y = (
-        np.concatenate(pair) for pair in ((old.x_train, fresh.x_test[:2000]), (old.y_train, fresh.y_test[:2000]))
-    )
-    parts = {"train": (train_x, train_y), "validation": (old.x_test, old.y_test)}
-    return jax.device_put(parts | {"test": (fresh.x_test[2000:], fresh.y_test[2000:])})
+    more, test = ((fresh.x_test[some], fresh.y_test[some]) for some in (slice(2000), slice(2000, None)))
+    full = tuple(map(np.concatenate, zip((old.x_train, old.y_train), more, strict=True)))
+    return jax.device_put({"train": full, "validation": (old.x_test, old.y_test), "test": test})
 
 
 def sized(net: str, width: int) -> Model:
@@ -362,22 +351,17 @@ def _grow(model: Model, rate: Array, seed: Array, rows: Array, parts: Mapping[st
 
     And the loss of each step.
     """
-    x, y = parts["train"]
-    optimizer = optax.adam(rate)
-    params = model.init(jax.random.key(seed))
-
-    def loss(params: Params, x: Array, y: Array) -> Array:
-        return optax.softmax_cross_entropy_with_integer_labels(model.apply(params, x), y).mean()
+    (x, y), optimizer, params = parts["train"], optax.adam(rate), model.init(jax.random.key(seed))
 
     def step(state: Any, rows: Array) -> tuple[Any, Array]:
         params, memory = state
-        value, gradient = jax.value_and_grad(loss)(params, x[rows], y[rows])
+        value, gradient = jax.value_and_grad(mean_loss)(params, model, x[rows], y[rows])
         updates, memory = optimizer.update(gradient, memory)
         return (optax.apply_updates(params, updates), memory), value
 
     def piece(state: Any, rows: Array) -> tuple[Any, tuple[Array, ...]]:
         state, losses = jax.lax.scan(step, state, rows)
-        judged = loss(state[0], *parts["validation"]), loss(state[0], *parts["test"])
+        judged = [mean_loss(state[0], model, *parts[part]) for part in ("validation", "test")]
         return state, (*judged, right(model, state[0], *parts["test"]) / len(parts["test"][1]), losses)
 
     return jax.lax.scan(piece, (params, optimizer.init(params)), rows)[1]
@@ -404,9 +388,7 @@ def sizes_trial(net: str, width: int, examples: int, seed: int) -> dict[str, flo
 def sizes_plan(run: RunTrials) -> None:
     """Dense nets of every width on all examples, the widest on fewer, a convolutional net on 750 and on all."""
     for net, width, examples in RATES:
-        at = {"net": net, "width": width, "examples": examples}
-        run([at | {"seed": SIZES_SEEDS[0]}])  # what it compiles is there for the others
-        run([at | {"seed": seed} for seed in SIZES_SEEDS])
+        run([{"net": net, "width": width, "examples": examples, "seed": seed} for seed in SIZES_SEEDS])
 
 
 SIZES_RUN = Experiment(
