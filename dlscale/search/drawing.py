@@ -165,7 +165,7 @@ def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
 
 def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Callable[[Any], Any]]) -> None:
     """Explore a power law: by what grows, its sizes and the losses (sizes, seeds); the last sizes are left out."""
-    styles = {"the law, a fit for each seed": (figures.BLUE, "-"), "fitted": (figures.BLACK, "o")}
+    styles = {"the law, the mean of a fit for each seed": (figures.BLUE, "-"), "fitted": (figures.BLACK, "o")}
     styles["to be predicted"] = figures.RED, "o"
     axis = {"xscale": "log", "yscale": "log", "xticks": (0.01, 0.03, 0.1, 0.3, 1), "yticks": (0.75, 1, 1.5, 2)}
     axis |= {"xlabel": "size (largest: 1)", "ylabel": "test loss (nats)", "xlim": (0.004, 1.2), "ylim": (0.6, 2.5)}
