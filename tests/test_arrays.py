@@ -38,12 +38,6 @@ def there_and_back(compressor):
     return lambda x: compressor.decode(compressor.encode(compressor.init(x), x)[0], x)
 
 
-def merged(x):
-    """What two workers have left of their halves, added."""
-    own = [compression.largest(part, min(2, len(part))) for part in jnp.split(x, 2)]
-    return compression.scattered(compression.merged(*own, length=4), len(x) // 2)
-
-
 def mean_square(params, x=1.0):
     return (params**2 * x).sum()
 
@@ -73,11 +67,6 @@ CALLS = {
     "collectives.circulant": (together(lambda x: collectives.circulant(x, "workers")), (4, 3)),
     "gradient_compression.where_largest": (lambda x: jnp.where(compression.where_largest(x, 2), x, 0), (5,)),
     "gradient_compression.largest": (lambda x: compression.largest(x, 2), (5,)),
-    "gradient_compression.compressed_all_reduce": (
-        together(lambda x: compression.compressed_all_reduce(x, compression.dense(), "workers")), (2, 4)),
-    **{f"gradient_compression.{name}": (
-        together(lambda x, f=f: f(compression.largest(x, 2), x.size, "workers")[0]), (2, 4))
-        for name, f in vars(compression).items() if name in ("sum_by_doubling", "sum_by_split")},
     **{f"gradient_compression.{name}": (there_and_back(made), (4, 3)) for name, made in {
         "dense": compression.dense(), "one_bit": compression.one_bit(),
         "quantised": compression.quantised(4, shrink=True),
@@ -85,7 +74,6 @@ CALLS = {
         "error_feedback": compression.error_feedback(compression.dense()),
         "joined": compression.joined(compression.dense()), "clipped": compression.clipped(compression.dense(), 9.0),
     }.items()},
-    "gradient_compression.merged": (merged, (8,)),
     "honest_benchmarks.median": (benchmarks.median, (5,)),
     "honest_benchmarks.bootstrap": (lambda x: benchmarks.bootstrap(x, draws=9), (5,)),
     "honest_benchmarks.ratio": (lambda x: benchmarks.ratio(x, np.ones(5), draws=9), (5,)),
@@ -146,7 +134,7 @@ NOT_ASKED = {
             "race": "learning rates", "steps_to_arrive": "a run that diverged never arrives"},
     "code_as_data": {"reach": "whole numbers", "skip_gram": "whole numbers", "counted": "whole numbers",
                      "shortened": "counts", "fit": "trains", "initial": "takes a key", "logits": "a network's"},
-    "consistency": {"timeline": "durations, checked in its own tests", "train": "trains"},
+    "consistency": {"timeline": "durations, checked in its own tests"},
     "gradient_compression": {"pack": "whole numbers", "unpack": "bytes"},
     "imagenet_in_four_minutes": dict.fromkeys(
         ["init", "forward", "loss", "optimizer"], "a network's, whose loss tells a NaN"),
@@ -190,7 +178,7 @@ def nan_is_told(name: str, place: float, seed: int = 0) -> bool:
         return True
 
 
-WORKERS = ("collectives.", "parallel_training.", "gradient_compression.compressed", "gradient_compression.sum")
+WORKERS = ("collectives.", "parallel_training.")
 
 
 def unclear(name: str) -> list[str]:

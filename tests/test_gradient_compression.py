@@ -1,4 +1,4 @@
-"""Messages to the bit, means over draws against derived deviations, nothing lost with feedback, sums over workers."""
+"""Messages to the bit, means over draws against derived deviations, nothing lost with feedback, sums of lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from dlscale import gradient_compression as room
 from dlscale.gradient_compression import exercises, experiment
-from dlscale.lab import program
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
 WHERE_LARGEST = jit(room.where_largest)
@@ -42,7 +41,6 @@ def same(found, wanted):
 
 
 FED = room.error_feedback(room.top_k(0.1))
-DOUBLING = jax.vmap(lambda own: room.sum_by_doubling(own, 8, "w"), axis_name="w")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,6 @@ DOUBLING = jax.vmap(lambda own: room.sum_by_doubling(own, 8, "w"), axis_name="w"
         (lambda: room.quantised(0), "levels must be"), (lambda: room.quantised(1, rounding="up"), "Unknown rounding"),
         (lambda: room.clipped(room.one_bit(), -1.0), "limit must be"),
         (lambda: room.momentum_correction(room.one_bit(), math.inf), "momentum must be"),
-        (lambda: FED.encode(FED.init(gradient()), {"p0": jnp.ones(3)}), "call init again"),
-        (lambda: DOUBLING(room.Sparse(jnp.zeros((3, 2), jnp.int32), jnp.ones((3, 2)))), "use `sum_by_split`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be(call, advice):
@@ -73,7 +69,7 @@ def test_one_bit_is_signs_and_the_means_of_each_column():
     same(found["p2"], tree["p2"])
 
 
-@pytest.mark.parametrize("levels, bits", [(1, 2), (7, 4), (1000, 11)])
+@pytest.mark.parametrize("levels, bits", [(7, 4), (1000, 11)])
 def test_quantised_bytes_and_that_levels_come_back(levels, bits):
     x = jnp.arange(-levels, levels + 1, dtype=jnp.float32) * 0.5
     message, found, _ = there_and_back(room.quantised(levels), x * (3e38 / levels))
@@ -83,7 +79,7 @@ def test_quantised_bytes_and_that_levels_come_back(levels, bits):
     assert np.allclose(nearest, x, rtol=1e-5)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(0, 99), st.sampled_from([1, 104, 203]), st.sampled_from([0.0, math.nan, math.inf]))
 def test_the_largest_are_those_of_a_sort_with_ties_and_nan_too(seed, k, special):
     x = np.random.default_rng(seed).integers(-9, 10, 203).astype(np.float32)
@@ -121,7 +117,7 @@ def test_random_rounding_is_right_on_average_with_the_deviation_of_its_coins():
     assert np.isclose(((shrunk - x) ** 2).sum(1).mean(), omega / (1 + omega) * (x**2).sum(), rtol=0.1)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     shape=st.sampled_from([(1, 6), (6, 1), (4, 3, 2)]), rank=st.sampled_from([1, 3]),
     dtype=st.sampled_from(["float32", "float16"]), seed=st.integers(0, 99),
@@ -172,55 +168,18 @@ def test_what_is_not_finite_is_told_and_never_remembered(bad):
     compressor, tree = room.clipped(inside, 1.0), gradient()
     state = jit(compressor.encode)(compressor.init(tree), tree)[1]
     spoilt = tree | {"p0": tree["p0"].at[3, 3].set(bad)}
-    with pytest.raises(FloatingPointError, match="the state stays as it was"):
-        compressor.encode(state, spoilt)
     message, after = jit(compressor.encode)(state, spoilt)
     same(after, state)
     assert np.isnan(flat(compressor.decode(message, tree))).any()
 
 
-def on_all(f, *args):
-    return jit(jax.vmap(f, axis_name="w"))(*args)
-
-
 def test_low_rank_factors_of_the_mean_are_the_same_for_all():
     trees = jax.tree.map(lambda *a: jnp.stack(a), gradient(0), gradient(1))
     compressor, alone, mean = room.low_rank(2, "w"), room.low_rank(2), jax.tree.map(lambda a: a.mean(0), trees)
-    messages, _ = on_all(compressor.encode, jax.vmap(compressor.init)(trees, jnp.arange(2)), trees)
+    states = jax.vmap(compressor.init)(trees, jnp.arange(2))
+    messages, _ = jit(jax.vmap(compressor.encode, axis_name="w"))(states, trees)
     message, _ = jit(alone.encode)(alone.init(mean), mean)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.stack([b] * 2), atol=1e-4), messages, message)
-
-
-def all_reduce(own, seed=0):
-    return room.compressed_all_reduce(own, room.quantised(7), "w", seed)
-
-
-def split(own, seed):
-    everything = room.Sparse(jnp.arange(own.size, dtype=jnp.int32), own)
-    return room.sum_by_split(everything, own.size, "w", room.quantised(7), seed)[0]
-
-
-@pytest.mark.parametrize("summed", [all_reduce, split])
-def test_rounded_sums_are_right_on_average_the_same_for_all_and_take_two_messages(summed):
-    x = gradient(shapes=((4, 37),))["p0"]
-    found = np.asarray(on_all(lambda own: jax.vmap(lambda seed: summed(own, seed))(jnp.arange(300)), x))
-    assert np.allclose(found, found[:1], atol=1e-6)
-    spread = found[0].std(0) / math.sqrt(300)
-    assert (np.abs(found[0].mean(0) - np.asarray(x).sum(0)) <= 5 * spread.max()).all()
-    sent = program.schedule(all_reduce, 4, x[0], axis_name="w").sent()
-    assert (sent.sum(0) == 2 * 3 * (4 * math.ceil(10 / 8) + 4)).all()
-
-
-@pytest.mark.parametrize("size, k", [(2000, 3), (64, 16)])  # the lists stay short; they fill in
-@pytest.mark.parametrize("how", ["doubling", "split"])
-def test_sparse_sums_are_the_dense_ones_to_the_bit_and_send_what_is_recorded(how, size, k):
-    rng = np.random.default_rng(k)
-    x = np.array([rng.permutation(size) - size // 2 for _ in range(8)], np.float32)  # whole: exact in any order
-    lists = jax.vmap(lambda own: room.largest(own, k))(jnp.asarray(x))
-    found, sent = on_all(lambda own: getattr(room, f"sum_by_{how}")(own, size, "w"), lists)
-    same(found, np.broadcast_to(jax.vmap(lambda own: room.scattered(own, size))(lists).sum(0), found.shape))
-    np.put_along_axis(own := np.zeros((8, size), bool), np.asarray(lists.indices), True, 1)
-    assert (sent.sum(1) == getattr(experiment, f"{how}_bytes")(own)).all()
 
 
 def cells(*identities, notebook="11_gradient_compression", **changes):
@@ -250,12 +209,38 @@ def test_weak_noise_makes_more_stairs_and_lets_the_quiet_weight_learn_without_a_
     assert stairs[0] < stairs[1] and dropped[0] == 1 > 0.8 > dropped[1]
 
 
+CODERS = functools.partial(cells, "compression-further-split", "compression-further-levels", notebook=FURTHER)
+
+
+@pytest.mark.parametrize("size, k", [(2000, 3), (64, 16)])  # the lists stay short; they fill in
+def test_sums_of_lists_are_the_dense_ones_and_send_what_is_recorded(size, k):
+    rng, own = np.random.default_rng(k), np.zeros((8, size), bool)
+    np.put_along_axis(own, np.array([rng.permutation(size)[:k] for _ in range(8)]), True, 1)
+    lists = [{i: float(w + 1) for i in np.flatnonzero(few).tolist()} for w, few in enumerate(own)]
+    wanted = (own * np.arange(1.0, 9)[:, None]).sum(0)
+    doubled, sent = cells("compression-doubling")["doubling"](lists)
+    assert all(found == {i: wanted[i] for i in np.flatnonzero(wanted).tolist()} for found in doubled)
+    same(sent, experiment.doubling_bytes(own))
+    found = CODERS()
+    same(found["split_sum"](lists, size, found["shorter"])[0], wanted)
+    same(found["split_sum"](lists, size, found["shorter"])[1], experiment.split_bytes(own))
+
+
+def test_rounded_sums_are_right_on_average_and_take_two_messages():
+    found, x = CODERS(), np.asarray(gradient(shapes=((4, 37),))["p0"])
+    found.run("compression-further-compressed")
+    draws = (found["compressed_all_reduce"](x, found["seven_levels"]) for _ in range(300))
+    sums, sizes = zip(*draws, strict=True)
+    assert (np.abs(np.mean(sums, 0) - x.sum(0)) <= 5 * np.std(sums, 0).max() / math.sqrt(300)).all()
+    assert sizes[0] == 2 * 3 * (4 * math.ceil(10 / 8) + 4)
+
+
 def test_equal_lists_never_fill_in_and_as_lists_the_worker_of_their_block_sends_most():
     equal = [{1: 1.0, 5: 2.0}] * 8
     assert (cells("compression-doubling")["doubling"](equal)[1] == 3 * 2 * 8).all()
-    split_sum = cells("compression-further-split", notebook=FURTHER)["split_sum"]
-    assert [*split_sum(equal, 64)[1]] == [7 * 32] + [16 + 7 * 32] * 7
-    assert [*split_sum(equal, 64, encode=lambda a: (a, 8 * np.count_nonzero(a)))[1]] == [7 * 16] + [16] * 7
+    found = CODERS()
+    assert [*found["split_sum"](equal, 64)[1]] == [7 * 32] + [16 + 7 * 32] * 7
+    assert [*found["split_sum"](equal, 64, found["shorter"])[1]] == [7 * 16] + [16] * 7
 
 
 def test_half_the_momentum_is_the_librarys_and_rank_four_leaves_less_than_two():
@@ -282,11 +267,7 @@ KEEP, DUE = "    kept[indices] = 0\n", "memory + gradient"
     "exercise, answer, why",
     [
         (exercises.feedback, ("np.argsort(-np.abs(due))[:k]", "np.argpartition(np.abs(due), -k)[-k:]"), "✓"),
-        (exercises.feedback, ("np.argsort(-np.abs(due))[:k]", "np.argpartition(-np.abs(due), k)[:k]"), "✓"),
-        (exercises.feedback, ("np.a", "jnp.a", DUE, "jnp.add(memory, gradient)",
-                              "due.copy()\n" + KEEP, "due.at[indices].set(0)\n"), "✓"),
         (exercises.bits_each, lambda rows, columns: 8 * (-(-rows * columns // 8) / columns + 8) / rows, "✓"),
-        (exercises.crossing, ("return workers", "return float(workers)"), "✓"),
         (exercises.feedback, (DUE, "gradient"), "in step 2"),
         (exercises.feedback, (KEEP, ""), "what is kept"),
         (exercises.feedback, ("np.abs(due)", "due"), "the indices are not"),
@@ -294,7 +275,6 @@ KEEP, DUE = "    kept[indices] = 0\n", "memory + gradient"
         (exercises.feedback, ("due = memory + gradient", "memory += gradient; due = memory"), "changes the"),
         (exercises.bits_each, ("2 * 4 * columns", "2 * 4 * rows"), "too"),
         (exercises.bits_each, ("math.ceil(rows * columns / 8)", "rows * columns / 8"), "too small"),
-        (exercises.bits_each, ("math.ceil(rows * columns / 8)", "columns * math.ceil(rows / 8)"), "too large"),
         (exercises.crossing, lambda size, k: 2 ** math.ceil(math.log2(size / k)), "the number of workers"),
         (exercises.crossing, ("sent += ", "sent = "), "the number of workers"),  # the last round only
         (exercises.crossing, ("(size, k, workers)", "(size, k, 1) * workers"), "the number of workers"),

@@ -11,7 +11,7 @@ import functools
 import heapq
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,15 +80,9 @@ def durations(workers: int, steps: int, jitter: float = 0.2, slowest: float = 1.
 
 
 def timeline(
-    policy: str,
-    times: np.ndarray,
-    gradients: int,
-    *,
-    bound: int = 0,
-    every: int = 1,
-    push: int | None = None,
-    wire: Wire = IDEAL,
-) -> Timeline:
+    policy: str, times: np.ndarray, gradients: int, *,
+    bound: int = 0, every: int = 1, push: int | None = None, wire: Wire = IDEAL,
+) -> Timeline:  # fmt: skip
     """Simulate so many gradients of workers whose k-th one takes times[worker, k] seconds (again from 0 at the end).
 
     - "synchronous": the mean of all workers' gradients, then all go on;
@@ -105,7 +99,12 @@ def timeline(
     of a worker that is dead; for times below zero, and a bound below zero.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
-    times = _times(times)
+    times = np.asarray(times, float)
+    times = times[:, None] if times.ndim == 1 else times
+    if times.ndim != 2 or not times.size:
+        raise ValueError(f"times must be (workers,) or (workers, steps) seconds, not of shape {times.shape}.")
+    if np.isnan(times).any() or (times < 0).any():
+        raise ValueError("times must be seconds of at least 0; an infinite one is that of a dead worker.")
     workers = len(times)
     checks.whole("bound", bound, low=0)
     push = every if push is None or policy != "Downpour" else push
@@ -115,7 +114,8 @@ def timeline(
         raise ValueError(f"{policy!r} exchanges after every gradient: leave out every={every}.")
     for name, seconds in zip(wire._fields, wire, strict=True):
         checks.finite(name, seconds)
-    mix = _Mixing(policy, workers)
+    slots = 2 * workers + 1 if policy == "Downpour" else workers + 1
+    numbers = {np.eye(slots).tobytes(): 0}  # of each mixing matrix
 
     def may_start(worker: int) -> bool:
         if exchange == "all" and workers > 1:
@@ -140,7 +140,10 @@ def timeline(
         elif meets:
             now += wire.pair * (exchange == "pair") + wire.all * together
         update = policy != "synchronous" or workers == 1 or together
-        mixing = mix.after(i, done[i], pushes, fetches) if meets and (exchange != "all" or together) else 0
+        mixing = 0
+        if policy in OWN and meets and (exchange != "all" or together):
+            matrix = _mixed(policy, workers, slots, i, done[i], pushes, fetches)
+            mixing = numbers.setdefault(matrix.tobytes(), len(numbers))
         rows.append((i, begun[i], finish, now, seen[i], updates, updates - seen[i] - own[i], update, mixing))
         updates += update
         own[i] += 1
@@ -152,101 +155,52 @@ def timeline(
             if policy in SHARED or (exchange != "nobody" and workers > 1 and done[j] % every == 0):
                 seen[j], own[j] = updates, 0
     columns = [np.array(column) for column in zip(*rows, strict=True)]
-    return Timeline(policy, workers, *columns, mix.stacked(), mix.judged())
+    kept = -(-len(numbers) // FEWEST_MATRICES) * FEWEST_MATRICES
+    matrices = np.tile(np.eye(slots, dtype=np.float32), (kept, 1, 1))
+    matrices[: len(numbers)] = np.frombuffer(b"".join(numbers)).reshape(-1, slots, slots)
+    server = policy in OWN and exchange == "server" and workers > 1
+    judged = np.eye(slots)[workers] if server else np.eye(slots)[:workers].mean(0)
+    return Timeline(policy, workers, *columns, matrices, judged.astype(np.float32))
 
 
-def _times(times: np.ndarray) -> np.ndarray:
-    times = np.asarray(times, float)
-    times = times[:, None] if times.ndim == 1 else times
-    if times.ndim != 2 or not times.size:
-        raise ValueError(f"times must be (workers,) or (workers, steps) seconds, not of shape {times.shape}.")
-    if np.isnan(times).any() or (times < 0).any():
-        raise ValueError("times must be seconds of at least 0; an infinite one is that of a dead worker.")
-    return times
-
-
-class _Mixing:
-    """The matrices that mix the slots: workers first, a server's weights, and what each worker has already pushed."""
-
-    def __init__(self, policy: str, workers: int) -> None:
-        self.policy, self.workers = policy, workers
-        self.slots = 2 * workers + 1 if policy == "Downpour" else workers + 1
-        self.numbers: dict[tuple, int] = {}
-        self.matrices = [np.eye(self.slots)]
-
-    def after(self, i: int, step: int, pushes: bool, fetches: bool) -> int:
-        """The number of the matrix after a worker's step."""
-        if self.policy in SHARED or self.policy == "ensemble":
-            return 0
-        j = (i + 2 ** ((step - 1) % (self.workers - 1).bit_length())) % self.workers
-        keys = {"gossip": (min(i, j), max(i, j)), "averaging": ()}
-        key = keys.get(self.policy, (i, pushes, fetches))
-        if key not in self.numbers:
-            self.numbers[key] = len(self.matrices)
-            self.matrices.append(self.matrix(*key))
-        return self.numbers[key]
-
-    def matrix(self, *key: Any) -> np.ndarray:
-        new, old, centre, a = np.eye(self.slots), np.eye(self.slots), self.workers, 0.9 / self.workers
-        if self.policy == "averaging":
-            new[:centre] = old[:centre].mean(0)
-        elif self.policy == "gossip":
-            new[list(key)] = old[list(key)].mean(0)
-        elif self.policy == "Downpour":
-            i, pushes, fetches = key
-            pushed = self.workers + 1 + i
-            if pushes:
-                new[centre], new[pushed] = old[centre] + old[i] - old[pushed], old[i]
-            if fetches:  # what is not yet pushed is kept apart: own weights less what was pushed
-                new[pushed], new[i] = new[centre] - (new[i] - new[pushed]), new[centre]
-        else:
-            i = key[0]
-            new[i] += a * (old[centre] - old[i])
-            new[centre] += a * (old[i] - old[centre])
-        return new
-
-    def stacked(self) -> np.ndarray:
-        count = -(-len(self.matrices) // FEWEST_MATRICES) * FEWEST_MATRICES
-        padded = [*self.matrices, *[self.matrices[0]] * (count - len(self.matrices))]
-        return np.array(padded, np.float32)
-
-    def judged(self) -> np.ndarray:
-        parts, centre = np.zeros(self.slots, np.float32), self.workers
-        if self.workers > 1 and self.policy in ("Downpour", "elastic"):
-            parts[centre] = 1
-        else:
-            parts[:centre] = 1 / self.workers
-        return parts
+def _mixed(policy: str, workers: int, slots: int, i: int, step: int, pushes: bool, fetches: bool) -> np.ndarray:
+    """The matrix that mixes the slots after a worker's step: workers, a server, and what each has already pushed."""
+    new, old, centre, a = np.eye(slots), np.eye(slots), workers, 0.9 / workers
+    if policy == "averaging":
+        new[:centre] = old[:centre].mean(0)
+    elif policy == "gossip":
+        j = (i + 2 ** ((step - 1) % (workers - 1).bit_length())) % workers
+        new[[i, j]] = (old[i] + old[j]) / 2
+    elif policy == "elastic":
+        new[i] += a * (old[centre] - old[i])
+        new[centre] += a * (old[i] - old[centre])
+    elif policy == "Downpour":
+        pushed = workers + 1 + i
+        if pushes:
+            new[centre], new[pushed] = old[centre] + old[i] - old[pushed], old[i]
+        if fetches:  # what is not yet pushed is kept apart: own weights less what was pushed
+            new[pushed], new[i] = new[centre] - (new[i] - new[pushed]), new[centre]
+    return new
 
 
 # Replay
 
 
 def train(
-    timeline: Timeline,
-    model: Model,
-    dataset: Dataset,
-    *,
-    batch_size: int,
-    learning_rate: float,
-    momentum: float = 0.0,
-    scales: np.ndarray | None = None,
-    seed: int = 0,
-    every: int | None = None,
-    averaged: int = 1,
-) -> Run:
+    timeline: Timeline, model: Model, dataset: Dataset, *,
+    batch_size: int, learning_rate: float, seed: int = 0, every: int | None = None, averaged: int = 1,
+) -> Run:  # fmt: skip
     """Train `model` with the gradients of a timeline, in its order; the k-th is of the k-th batch of `train.fit`.
 
     Tested each `every` gradients (else at the end): the server's weights, the mean of the workers' where there is none,
     and of an ensemble the mean of their predictions. The weights that are tested and returned are the mean of those
-    after each of the last `averaged` gradients, for every policy alike. `scales` (gradients,) multiply the learning
-    rate; `momentum` is the server's. Without staleness this is `train.fit`, bit for bit (with momentum up to rounding),
-    and so is a single worker of any policy. A run that diverges goes on to its end: see `Run.diverged_at`. Timelines
-    with equally many gradients, workers and kept versions share a compiled program.
+    after each of the last `averaged` gradients, for every policy alike. Without staleness this is `train.fit`, bit for
+    bit, and so is a single worker of any policy. A run that diverges goes on to its end: see `Run.diverged_at`.
+    Timelines with equally many gradients, workers and kept versions share a compiled program.
     """
     count, gradients = len(dataset.x_train), len(timeline.worker)
     each = count // checks.whole("batch_size", batch_size, high=count)
-    rate, momentum = (np.float32(checks.finite(*named)) for named in (("rate", learning_rate), ("momentum", momentum)))
+    rate = np.float32(checks.finite("rate", learning_rate))
     order = np.asarray(_orders(np.uint32(checks.whole("seed", seed, low=0)), count, -(-gradients // each)))
     events: dict[str, np.ndarray] = {"rows": order[:, : each * batch_size].reshape(-1, batch_size)[:gradients]}
     ensemble = timeline.policy == "ensemble" and timeline.workers > 1
@@ -260,16 +214,13 @@ def train(
     events["kept"] = (np.arange(gradients) % every != every - averaged) & (averaged > 1)
     if timeline.policy in SHARED:
         kept = -(-(timeline.staleness.max() + 2) // FEWEST_VERSIONS) * FEWEST_VERSIONS
-        share = 1 / timeline.workers if timeline.policy == "synchronous" else 1.0
+        share = 1 / timeline.workers if timeline.policy == "synchronous" else 1
         events |= {"update": timeline.update, "read_next": np.roll(timeline.read, -1) % kept}
-        events |= {"next": (timeline.version + timeline.update) % kept}
-        events |= {"share": np.float32(share) * np.ones(gradients, np.float32) if scales is None else share * scales}
+        events |= {"next": (timeline.version + timeline.update) % kept, "share": np.full(gradients, share)}
         ring = np.repeat(first, kept, 0)
-        state = (np.zeros_like(first), first[0], first[0], ring, *np.zeros_like(ring[:2]))
-        step, given = _shared(model), (rate, momentum)
+        state = (np.zeros_like(first), first[0], first[0], ring, np.zeros_like(first[0]))
+        step, given = _shared(model), (rate,)
     else:
-        if momentum or scales is not None:
-            raise ValueError(f"{timeline.policy!r} has no momentum and no scales: each worker has its own weights.")
         events |= {"worker": timeline.worker, "next": np.roll(timeline.worker, -1), "mixing": timeline.mixing}
         slots = np.repeat(first[:1], len(timeline.judged), 0)
         slots[: len(first)] = first
@@ -329,17 +280,15 @@ def _shared(model: Model) -> Callable[..., tuple]:
     """A gradient where all share the weights: the last versions are kept, each in its place of a ring."""
     gradient = _gradient(model)
 
-    def step(state: tuple, event: dict[str, Array], rate: Array, momentum: Array, x: Array, y: Array) -> tuple:
-        summed, weights, old, ring, total, velocity = state
+    def step(state: tuple, event: dict[str, Array], rate: Array, x: Array, y: Array) -> tuple:
+        summed, weights, old, ring, total = state
         noted, found = gradient(old, x[event["rows"]], y[event["rows"]])
         total, update = total + event["share"] * found, event["update"]
-        faster = momentum * velocity + total
-        weights = jnp.where(update, weights - rate * faster, weights)
-        total, velocity = jnp.where(update, 0.0, total), jnp.where(update, faster, velocity)
+        weights, total = jnp.where(update, weights - rate * total, weights), jnp.where(update, 0.0, total)
         # written first, then read for the next gradient: the other way round, XLA copies the ring at every step
         ring = lax.dynamic_update_index_in_dim(ring, weights, event["next"], 0)
         summed = event["kept"] * summed + weights
-        return (summed, weights, ring[event["read_next"]], ring, total, velocity), noted
+        return (summed, weights, ring[event["read_next"]], ring, total), noted
 
     return step
 

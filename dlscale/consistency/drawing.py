@@ -8,7 +8,6 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from dlscale.consistency import Timeline
-from dlscale.lab.intervals import interval
 from dlscale.page import curves, figures, widgets
 
 SHADES = ScalarMappable(Normalize(0, 16), "cividis_r")
@@ -90,9 +89,7 @@ def descent(paths: Mapping[tuple[int, float], np.ndarray]) -> None:
 
     def caption(age: int, rate: float) -> str:
         early, late = (np.abs(part).max() for part in np.array_split(paths[age, rate][len(steps) // 5 :], 2))
-        how = (
-            "grows without end" if late > 1.05 * early else "shrinks" if late < 0.95 * early else "oscillates for ever"
-        )
+        how = "grows without end" if late > 1.05 * early else "shrinks" if late < 0.95 * early else "oscillates"
         return f"Staleness {age}, rate {rate:g}, their product {age * rate:.2f}: w {how}."
 
     curves.curves(
@@ -114,15 +111,10 @@ def smooth(losses: np.ndarray, window: int = 100) -> np.ndarray:
 def crowd_losses(runs: Mapping[tuple[int, float], tuple[np.ndarray, float]]) -> None:
     """Explore training with a crowd: the loss of each gradient and the test accuracy (%), by workers and rate."""
     numbers, rates = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
+    steps = np.arange(100, len(runs[1, rates[0]][0]) + 1)
 
-    def paint(ax: Axes, workers: int, rate: float) -> None:
-        for row, (number, color) in enumerate({1: figures.GREY, workers: figures.RED}.items()):
-            losses, accuracy = runs[number, rate]
-            ax.plot(np.arange(100, len(losses) + 1), smooth(losses), color=color)
-            text = f"{number} worker{'s' * (number > 1)}: test accuracy {accuracy:.0f} %"
-            ax.text(0.99, 0.95 - 0.1 * row, text, color=color, ha="right", va="top", transform=ax.transAxes)
-        labels = {"title": f"learning rate {rate:g}", "xlabel": "gradients in all", "ylabel": "training loss"}
-        ax.set(xlim=(0, len(losses)), ylim=(0.3, 3), **labels)
+    def compute(workers: int, rate: float) -> dict[str, curves.Line]:
+        return {name: (steps, smooth(runs[k, rate][0])) for name, k in (("the crowd", workers), ("one worker", 1))}
 
     def caption(workers: int, rate: float) -> str:
         return (
@@ -130,8 +122,10 @@ def crowd_losses(runs: Mapping[tuple[int, float], tuple[np.ndarray, float]]) -> 
             f"one worker {runs[1, rate][1]:.0f} %. Staleness times rate is {(workers - 1) * rate:.1f}."
         )
 
-    widgets.explore_axes(
-        paint, alt=caption, height=3.0, workers=widgets.slider("workers", numbers, numbers[-1]),
+    curves.curves(
+        {"the crowd": (figures.RED, "-"), "one worker": (figures.GREY, "-")}, compute, caption,
+        {"xlim": (0, steps[-1]), "ylim": (0.3, 3), "xlabel": "gradients in all", "ylabel": "training loss"},
+        corner=(0.98, 0.97), height=3.0, workers=widgets.slider("workers", numbers, numbers[-1]),
         rate=widgets.slider("learning rate", rates, rates[1]),
     )  # fmt: skip
 
@@ -191,31 +185,6 @@ def crowds(numbers: Sequence[int], accuracies: Mapping[str, np.ndarray], xlabel:
     figures.show(figure, f"Test accuracy (%) by {xlabel}, {', '.join(map(str, numbers))}: {'; '.join(said)}.")
 
 
-# Section 3
-
-
-def spectrum(results: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Explore the ways of agreeing: test accuracies (seeds,) in per cent by machine and arm, from always to never."""
-    first, *_ = results
-    arms = [*results[first]]
-    at = np.arange(len(arms))[::-1]
-
-    def paint(ax: Axes, machine: str) -> None:
-        mean, low, high = interval(np.array([results[machine][arm] for arm in arms]).T)
-        ax.plot([results[first][arm].mean() for arm in arms], at, "o", color="#c4c4c4", markersize=7)
-        ax.plot(mean, at, "o", color=figures.BLUE, markersize=7)
-        ax.hlines(at, low, high, color=figures.BLUE, linewidth=2.5)
-        ax.set(xlim=(27, 62), title=machine, xlabel=f"test accuracy (%); grey: {first}", yticks=at, yticklabels=arms)
-        ax.set_ylabel("never  ←  agree  →  always")
-
-    def caption(machine: str) -> str:
-        means = {arm: results[machine][arm].mean() for arm in arms}
-        most, least = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
-        return f"{machine}: from {means[least]:.0f} % ({least}) to {means[most]:.0f} % ({most})."
-
-    widgets.explore_axes(paint, alt=caption, height=3.6, machine=widgets.menu("setting", [*results], [*results][-1]))
-
-
 # Section 4
 
 
@@ -258,31 +227,22 @@ def exchange(times_of: Callable[..., Mapping[str, np.ndarray]], workers: np.ndar
     )  # fmt: skip
 
 
-def queue(order_of: Callable[[int, float], Timeline]) -> None:
-    """Explore the queue at a server that is busy for so many seconds with each gradient."""
-    colors = {"computes": figures.SKY, "waits in the queue": figures.RED, "is served": figures.ORANGE}
+def queue(order_of: Callable[[int, float], Timeline], workers: np.ndarray) -> None:
+    """Explore the gradients per second of so many `workers`, whose server is busy for some time with each gradient."""
 
-    def paint(ax: Axes, workers: int, busy: float) -> None:
-        order = order_of(workers, busy)
-        for i in range(workers):
-            own = (order.worker == i) & (order.start < 10)
-            ends = [order.start[own], order.finish[own], order.applied[own] - busy, order.applied[own]]
-            for color, begin, end in zip(colors.values(), ends, ends[1:], strict=False):
-                ax.broken_barh(np.column_stack([begin, end - begin]), (i + 0.6, 0.8), color=color, linewidth=0)
-        ax.set(xlim=(0, 10), ylim=(workers + 0.5, -0.9), xlabel="seconds (a gradient takes one)", ylabel="worker")
-        ax.set_yticks(range(1, workers + 1))
-        for k, (name, color) in enumerate(colors.items()):
-            ax.text(0.1 + 3.3 * k, -0.1, name, color=color, va="center")
-        ax.grid(visible=False)
+    def compute(busy: float) -> dict[str, curves.Line]:
+        made = [len(order.worker) / order.applied[-1] for order in (order_of(int(k), busy) for k in workers)]
+        return {"if nobody had to queue": (workers, workers / (1 + busy)), "with the queue": (workers, np.array(made))}
 
-    def caption(workers: int, busy: float) -> str:
-        order = order_of(workers, busy)
+    def caption(busy: float) -> str:
+        free, queued = (line[1][-1] for line in compute(busy).values())
         return (
-            f"{workers} workers, {busy:g} s of service: {len(order.worker) / order.applied[-1]:.1f} gradients per "
-            f"second, {workers / (1 + busy):.1f} without a queue. The server can take {1 / busy:.3g}."
+            f"{busy:g} s of service: {workers[-1]} workers make {queued:.1f} gradients per second, {free:.1f} if "
+            f"nobody had to queue. The server can take {1 / busy:.3g}."
         )
 
-    widgets.explore_axes(
-        paint, alt=caption, height=3.2, workers=widgets.slider("workers", [2, 4, 8, 12], 8),
-        busy=widgets.slider("seconds of service", [0.02, 0.05, 0.1, 0.2, 0.4], 0.2),
+    curves.curves(
+        {"if nobody had to queue": (figures.GREY, "o-"), "with the queue": (figures.RED, "o-")}, compute, caption,
+        {"xlim": (0, 12.5), "ylim": (0, 12.5), "xlabel": "workers", "ylabel": "gradients per second"},
+        height=3.0, busy=widgets.slider("seconds of service", [0.02, 0.05, 0.1, 0.2, 0.4], 0.2),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The exercises of 10_consistency and its further notebook."""
+"""The exercises of 10_consistency."""
 
 import math
 from typing import Any
@@ -123,39 +123,4 @@ def partner(worker, round):
 """,
     wrong=_partner,
     right="that is the butterfly of an all-reduce. Gossip without waiting only comes near the mean; this is exact.",
-)
-
-
-def _shards(answer: Any) -> str | None:
-    cases = (16, 1, 1e8, 1e-3, 1e-9), (64, 0.5, 4e8, 0, 1e-9), (2, 1, 1e6, 0, 1e-9), (256, 0.1, 1e8, 0.05, 1e-10)
-    for case in cases:
-        workers, compute, size, latency, per_byte = case
-        room, demand = compute + 2 * latency, 2 * (workers - 1) * size * per_byte
-        wanted = next(s for s in range(1, 10_000) if demand / s <= room * (1 + 1e-9))
-        given = f"{workers} workers, {compute:g} s, {size:g} bytes, {latency:g} s and {per_byte:g} s a byte"
-        if wrong := compare(f"For {given}, the number of shards", answer(*case), wanted, 1e-9):
-            return wrong
-    return None
-
-
-shards = Exercise(
-    id="consistency-shards",
-    answer="shards_needed",
-    question="Equal asynchronous workers take `compute` seconds for a gradient. A message takes `latency` to the "
-    "server and `latency` back. The server is busy with one worker for `2 * size * per_byte / shards` seconds. Write "
-    "`shards_needed(workers, compute, size, latency, per_byte)`, the smallest number of shards with which nobody waits "
-    "in the queue once all have found their rhythm. The links of the workers are free in this model.",
-    hints=(
-        "How long is a worker's round if it never waits? How often does each of the others come to the server in it?",
-        "The server must serve all the workers within one such round. Your own service is a part of the round.",
-    ),
-    code="""
-import math
-
-def shards_needed(workers, compute, size, latency, per_byte):
-    whole = 2 * size * per_byte
-    return max(1, math.ceil((workers - 1) * whole / (compute + 2 * latency) - 1e-9))
-""",
-    wrong=_shards,
-    right="with more shards no queue is left to remove. With fewer, the queue sets the pace.",
 )

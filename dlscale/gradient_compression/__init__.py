@@ -1,9 +1,9 @@
-"""Gradients in fewer bytes: compressors in one small shape, what can be wrapped around them, and their collectives.
+"""Gradients in fewer bytes: compressors in one small shape, and what can be wrapped around them.
 
 A message is a tree of the arrays that travel: packed bits, indices, values. So its bytes are counted, not claimed.
 What one compressor does with an array is a pair of functions; `by_array` makes them serve a whole gradient, array by
 array, and `joined` makes the gradient one array first. Error feedback, momentum correction, masking and clipping are
-wrappers: each takes a compressor and gives one. Sums over workers name an axis, as in `dlscale.collectives`.
+wrappers: each takes a compressor and gives one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from dlscale import collectives
 from dlscale.lab import checks, program
 
 Tree = Any  # a pytree of arrays
@@ -52,14 +51,9 @@ def nbytes(message: Tree) -> int:
 
     def one(part: Any) -> int:
         counted = isinstance(part, Sparse) and not isinstance(part.indices, jax.core.Tracer | jax.ShapeDtypeStruct)
-        return int(_travels(part)) if counted else program.nbytes(*jax.tree.leaves(part))
+        return int((part.indices != NOWHERE).sum() * ENTRY) if counted else program.nbytes(*jax.tree.leaves(part))
 
     return sum(map(one, jax.tree.leaves(message, is_leaf=lambda part: isinstance(part, Sparse))))
-
-
-def _travels(part: Sparse) -> Array:
-    """Bytes of a list without what fills it up."""
-    return (part.indices != NOWHERE).sum() * ENTRY
 
 
 # From an array to a gradient
@@ -205,13 +199,6 @@ def largest(x: Array, k: int) -> Sparse:
     return Sparse(places, x[places])
 
 
-def _listed(x: Array, chosen: Array, length: int) -> Sparse:
-    """The chosen entries of x as a list of this length."""
-    places = jnp.searchsorted(jnp.cumsum(chosen), jnp.arange(1, length + 1)).astype(jnp.int32)
-    there = places < x.size
-    return Sparse(jnp.where(there, places, NOWHERE), jnp.where(there, x[places], 0))
-
-
 def scattered(entries: Sparse, size: int) -> Array:
     """The flat array of this size that has these entries, and zeros elsewhere."""
     return jnp.zeros(size, entries.values.dtype).at[entries.indices].add(entries.values, mode="drop")
@@ -248,7 +235,10 @@ def warm_up(share: float, first: float, steps: int) -> Compressor:
 
         def one(x: Array) -> Sparse:
             k = jnp.clip(jnp.round(now * x.size), 1, x.size).astype(jnp.int32)
-            return _listed(x, where_largest(x, k), count(first, x.size))
+            order = jnp.arange(1, count(first, x.size) + 1)
+            places = jnp.searchsorted(jnp.cumsum(where_largest(x, k)), order).astype(jnp.int32)
+            there = places < x.size
+            return Sparse(jnp.where(there, places, NOWHERE), jnp.where(there, x[places], 0))
 
         return [one(x.ravel()) if x.size else x for x in jax.tree.leaves(gradient)], step + 1
 
@@ -308,19 +298,13 @@ def _remembering(compressor: Compressor, encode: Callable[[Memory, Tree], tuple[
     """A wrapper with a memory that starts at zero, for `encode` of finite numbers.
 
     Of a gradient with a number that is not finite nothing is remembered: the message becomes NaN, for all to see.
-    Outside of a trace it raises FloatingPointError. Another structure than the state's raises ValueError.
     """
 
     def init(gradient: Tree, seed: Array | int = 0) -> Memory:
         return Memory(_zeros(gradient), compressor.init(gradient, seed))
 
     def guarded(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
-        shapes = [jax.tree.map(jnp.shape, tree) for tree in (state.own, gradient)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"The gradient has shapes {shapes[1]}, but the state is for {shapes[0]}: call init again.")
         finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(gradient)]).all()
-        if not isinstance(finite, jax.core.Tracer) and not finite:
-            raise FloatingPointError("The gradient has a number that is not finite; the state stays as it was.")
         message, new = encode(state, jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), gradient))
         return message, jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
 
@@ -380,88 +364,6 @@ def clipped(compressor: Compressor, limit: float) -> Compressor:
     return compressor._replace(encode=encode)
 
 
-# Sums over workers
-
-
-def compressed_all_reduce(x: Array, compressor: Compressor, axis_name: str, seed: Array | int = 0) -> Array:
-    """The sum of all workers' flat x, each part compressed on its way to one worker, and its sum on the way back.
-
-    A reduce-scatter and an all-gather of messages: compressed twice, but each worker sends two messages' bytes, however
-    many workers there are. All get the same result.
-    """
-    workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    parts = jnp.pad(x, (0, -x.size % workers)).reshape(workers, -1)
-    seeds = jax.random.bits(jax.random.fold_in(jax.random.key(seed), mine), (workers + 1,))
-
-    def encoded(own: Array, part: Array) -> Tree:
-        return compressor.encode(compressor.init(part, own), part)[0]
-
-    messages = jax.vmap(encoded)(seeds[:-1], parts)
-    received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name), messages)
-    total = jax.vmap(lambda message: compressor.decode(message, parts[0]))(received).sum(0)
-    sums = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), encoded(seeds[-1], total))
-    return jax.vmap(lambda message: compressor.decode(message, parts[0]))(sums).ravel()[: x.size]
-
-
 def expected_union(size: int, k: int, workers: int) -> float:
     """How many different entries lists of k of `size` have together, if each worker draws its own at random."""
     return size * (1 - (1 - k / size) ** workers)
-
-
-def merged(a: Sparse, b: Sparse, length: int) -> Sparse:
-    """The sum of two lists as a list of this length, which must do for both together."""
-    indices, values = lax.sort([jnp.concatenate(pair) for pair in zip(a, b, strict=True)], num_keys=1)
-    again = jnp.append(False, (indices[1:] == indices[:-1]) & (indices[1:] != NOWHERE))  # none stands three times
-    values = values + jnp.append(jnp.where(again[1:], values[1:], 0), 0)
-    indices, values = lax.sort([jnp.where(again, NOWHERE, indices), jnp.where(again, 0, values)], num_keys=1)
-    return Sparse(indices[:length], values[:length])
-
-
-def sum_by_doubling(own: Sparse, size: int, axis_name: str) -> tuple[Array, Array]:
-    """The sum of all workers' lists, as a flat array of this size, and the bytes this worker sent in each round.
-
-    Renggli et al. 2018 (SparCML), without their switch to arrays. Two workers exchange what they have, in each round
-    with a partner twice as far away. Raises ValueError unless there are 2ⁿ workers.
-    """
-    workers, sent = lax.axis_size(axis_name), []
-    if workers & (workers - 1):
-        raise ValueError(f"Doubling needs a power of two of workers, not {workers}: use `sum_by_split`.")
-    for d in (2**i for i in range(workers.bit_length() - 1)):
-        sent.append(_travels(own))
-        other = jax.tree.map(lambda a, d=d: lax.ppermute(a, axis_name, [(w, w ^ d) for w in range(workers)]), own)
-        own = merged(own, other, min(2 * own.values.size, size))
-    return scattered(own, size), jnp.asarray(sent, jnp.int32)
-
-
-def sum_by_split(
-    own: Sparse, size: int, axis_name: str, compressor: Compressor | None = None, seed: Array | int = 0
-) -> tuple[Array, Array]:
-    """The same sum: each worker sums a block of the indices, and then sends all others its sum (SparCML, too).
-
-    The sum travels as a list, or as an array if the list may be longer; with a `compressor` as this one's message, with
-    random numbers of `seed`. The bytes are those of both steps.
-    """
-    workers, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
-    part = -(-size // workers)  # worker i sums the entries from i · part on
-    length = min(own.values.size, part)
-
-    def for_worker(i: Array) -> Sparse:
-        theirs = (own.indices >= i * part) & (own.indices < (i + 1) * part)
-        indices, values = lax.sort([jnp.where(theirs, own.indices - i * part, NOWHERE), own.values], num_keys=1)
-        return Sparse(indices[:length], values[:length])
-
-    lists = jax.vmap(for_worker)(jnp.arange(workers))
-    sent = _travels(lists) - _travels(jax.tree.map(lambda a: a[mine], lists))
-    received = jax.tree.map(lambda a: collectives.all_to_all(a, axis_name).ravel(), lists)
-    total, longest = scattered(received, part), min(workers * length, part)
-    if compressor is None and ENTRY * longest < 4 * part:
-        some = jnp.zeros(part, bool).at[received.indices].set(True, mode="drop")
-        message, decode = _listed(total, some, longest), lambda one: scattered(one, part)
-        size_of_sum = _travels(message)
-    else:
-        compressor = compressor or dense()
-        own_seed = jax.random.bits(jax.random.fold_in(jax.random.key(seed), mine))
-        message, _ = compressor.encode(compressor.init(total, own_seed), total)
-        decode, size_of_sum = lambda one: compressor.decode(one, total), jnp.int32(nbytes(message))
-    everybody = jax.tree.map(lambda a: collectives.all_gather(a, axis_name), message)
-    return jax.vmap(decode)(everybody).ravel()[:size], jnp.stack([sent, size_of_sum * (workers - 1)])

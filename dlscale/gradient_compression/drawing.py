@@ -3,29 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlscale.lab import intervals
-from dlscale.page import figures, widgets
+from dlscale.page import curves, figures, widgets
 
-Named = Mapping[str, np.ndarray]
+BY_WORKERS = {"xlabel": "workers", "xscale": "log", "xlim": (1.8, 285)}
+KINDS = {"without memory": (figures.RED, "-"), "with memory": (figures.BLUE, "-")}
 Methods = Mapping[str, Sequence[tuple[str, np.ndarray, float]]]  # of each its settings: name, what arrives, bytes
-
-
-def opening(accuracies: Mapping[str, np.ndarray], numbers: Mapping[str, float]) -> None:
-    """Test accuracy of some methods, (seeds,) in per cent, as bars; `numbers`: how many each sends in a step."""
-    figure, ax = figures.new(height=2.0)
-    for place, (name, samples) in enumerate(accuracies.items()):
-        mean, low, high = intervals.interval(samples)
-        ax.barh(place, mean, 0.6, color=figures.RED if mean < 50 and place else figures.BLUE)
-        ax.plot([low, high], [place, place], color=figures.BLACK)
-        ax.text(high + 1, place, f"{mean:.0f} %, {numbers[name]:,.0f} numbers sent", va="center")
-    ax.set_yticks(range(len(accuracies)), [*accuracies])
-    ax.set(xlabel="test accuracy (%), 95 % interval", xlim=(0, 100), ylim=(len(accuracies) - 0.5, -0.5))
-    ax.grid(visible=False, axis="y")
-    said = "; ".join(f"{name}: {samples.mean():.0f} %" for name, samples in accuracies.items())
-    figures.show(figure, f"Test accuracy. {said}.")
 
 
 # Section 1
@@ -75,87 +60,63 @@ def compressors(matrix: np.ndarray, methods: Methods, levels: Sequence[str]) -> 
 
 def messages(errors: Mapping[tuple[str, bool], np.ndarray], reference: str) -> None:
     """Explore the squared error of the mean of many messages, by method, with a memory (True) and without."""
-    names = [*dict.fromkeys(name for name, _ in errors)]
-    count = len(errors[reference, False])
+    names, other = [*dict.fromkeys(name for name, _ in errors)], f"{reference}, without memory"
+    numbers = np.arange(1, len(errors[reference, False]) + 1)
 
-    def paint(ax: Axes, method: str) -> None:
+    def compute(method: str) -> dict[str, curves.Line]:
         shown = {"without memory": errors[method, False], "with memory": errors[method, True]}
-        shown |= {f"{reference},\nwithout memory": errors[reference, False]} if method != reference else {}
-        logs = {name: np.log10(error) for name, error in shown.items()}
-        _lines(ax, range(1, count + 1), logs, (figures.GREY, figures.BLUE, figures.ORANGE), gap=0.4)
-        ax.axhline(0, color=figures.BLACK, linewidth=1, linestyle=":")
-        ax.text(10, 0.1, "as if nothing had been sent")
-        ax.set(xlabel="messages about the same gradient", ylabel="squared error of their mean\n(squared length = 1)")
-        ax.set(xscale="log", xlim=(1, count), ylim=(-4, 1), title=method)
-        ax.set_yticks(range(-4, 2), [f"$10^{{{power}}}$" for power in range(-4, 2)])
+        return {name: (numbers, error) for name, error in (shown | {other: errors[reference, False]}).items()}
 
     def caption(method: str) -> str:
         without, with_memory = (100 * errors[method, memory][-1] for memory in (False, True))
         return (
-            f"{method}: after {count} messages the mean is wrong by {without:.2g} % of the squared length without a "
-            f"memory, and by {with_memory:.2g} % with one."
+            f"{method}: after {len(numbers)} messages the mean is wrong by {without:.2g} % of the squared length "
+            f"without a memory, and by {with_memory:.2g} % with one."
         )
 
-    widgets.explore_axes(paint, alt=caption, height=3.3, method=widgets.menu("method", names, names[2]))
+    labels = {"xlabel": "messages about the same gradient", "ylabel": "squared error of their mean\n(1: nothing sent)"}
+    curves.curves(
+        KINDS | {other: (figures.ORANGE, "--")}, compute, caption,
+        labels | {"xscale": "log", "yscale": "log", "xlim": (1, numbers[-1]), "ylim": (1e-4, 10)},
+        corner=(0.02, 0.27), method=widgets.menu("method", names, names[2]),
+    )  # fmt: skip
 
 
-def _lines(ax: Axes, x: Sequence[float], shown: Named, colors: Sequence[str], gap: float, style: str = "-") -> None:
-    """Curves over x, named at their ends, with names at least `gap` apart."""
-    pairs = zip(shown.items(), colors, strict=False)
-    figures.names(ax, {name: ax.plot(x, y, style, color=color)[0] for (name, y), color in pairs}, gap)
-
-
-def memories(lengths: Mapping[str, np.ndarray]) -> None:
-    """How long the memory is after each message, in lengths of the gradient, by method."""
+def paths(lines: Mapping[str, np.ndarray], xlabel: str, ylabel: str) -> None:
+    """Curves over the steps, named at their ends."""
     figure, ax = figures.new(height=3.0)
-    count = len(next(iter(lengths.values())))
-    colors = (figures.ORANGE, figures.GREEN, figures.BLUE, figures.PINK)
-    _lines(ax, range(1, count + 1), lengths, colors, gap=0.08 * max(length.max() for length in lengths.values()))
-    ax.set(xlabel="messages about the same gradient", ylabel="length of the memory\n(length of the gradient = 1)")
-    ax.set(xlim=(1, count), ylim=(0, None))
-    said = "; ".join(f"{name} {length[-1]:.1f}" for name, length in lengths.items())
-    figures.show(figure, f"Length of the memory after {count} messages: {said}.")
+    pairs = zip(lines.items(), (figures.ORANGE, figures.GREY, figures.BLUE, figures.PINK), strict=True)
+    drawn = {name: ax.plot(y, color=color)[0] for (name, y), color in pairs}
+    figures.names(ax, drawn, gap=0.09 * max(y.max() for y in lines.values()))
+    ax.set(xlim=(0, max(map(len, lines.values())) - 1), xlabel=xlabel, ylabel=ylabel)
+    figures.show(figure, f"{ylabel}, in the end: {'; '.join(f'{name} {y[-1]:.2g}' for name, y in lines.items())}.")
 
 
 # Section 3
 
 
-def staircase(paths: Mapping[str, np.ndarray]) -> None:
-    """The quiet weight of the toy problem, (steps,), of SGD, without memory, with memory, and corrected."""
-    figure, ax = figures.new(height=3.0)
-    count = len(paths["SGD"])
-    _lines(ax, range(count), paths, (figures.PINK, figures.GREY, figures.BLUE, figures.ORANGE), gap=0.09)
-    ax.lines[0].set(linewidth=5, alpha=0.4)
-    ax.lines[-1].set_linestyle(":")
-    ax.set(xlabel="step", ylabel="quiet weight (its best value is 0)", xlim=(0, count - 1), ylim=(-0.15, 1.08))
-    said = "; ".join(f"{name} {path[-1]:.2f}" for name, path in paths.items())
-    figures.show(figure, f"The quiet weight after {count - 1} steps: {said}. With memory it falls in stairs.")
-
-
 def training(dense: np.ndarray, losses: Mapping[tuple[float, bool], np.ndarray]) -> None:
     """Explore the training loss, (steps,), by the share of entries that is sent, with a memory (True) and without."""
     window = 12
-    smooth = lambda loss: np.convolve(loss, np.ones(window) / window, "valid")  # noqa: E731
-    t = np.arange(window, len(dense) + 1)
+    steps = np.arange(window, len(dense) + 1)
 
-    def shown(share: float) -> dict[str, np.ndarray]:
-        curves = {"everything": dense, "without memory": losses[share, False], "with memory": losses[share, True]}
-        return {name: smooth(loss) for name, loss in curves.items()}
-
-    def paint(ax: Axes, share: float) -> None:
-        _lines(ax, t, shown(share), (figures.BLACK, figures.GREY, figures.BLUE), gap=0.11)
-        ax.set(xlabel="step", ylabel=f"training loss, mean of {window} steps", xlim=(0, t[-1]), ylim=(1, 2.6))
+    def compute(share: float) -> dict[str, curves.Line]:
+        lines = {"without memory": losses[share, False], "with memory": losses[share, True], "everything sent": dense}
+        return {name: (steps, np.convolve(loss, np.ones(window) / window, "valid")) for name, loss in lines.items()}
 
     def caption(share: float) -> str:
-        everything, without, with_memory = (loss[-1] for loss in shown(share).values())
+        without, with_memory, everything = (loss[-1] for _, loss in compute(share).values())
         return (
             f"Largest {100 * share:g} % sent: the loss ends at {without:.2f} without a memory and at "
             f"{with_memory:.2f} with one. With everything sent it ends at {everything:.2f}."
         )
 
     shares = sorted({share for share, _ in losses}, reverse=True)
-    share = widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}")
-    widgets.explore_axes(paint, alt=caption, height=3.3, share=share)
+    curves.curves(
+        KINDS | {"everything sent": (figures.BLACK, ":")}, compute, caption,
+        {"xlabel": "step", "ylabel": f"training loss, mean of {window}", "xlim": (0, steps[-1]), "ylim": (1, 2.6)},
+        corner=(0.98, 0.97), share=widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}"),
+    )  # fmt: skip
 
 
 # Section 4
@@ -164,7 +125,6 @@ def training(dense: np.ndarray, losses: Mapping[tuple[float, bool], np.ndarray])
 def accuracies(dense: np.ndarray, rows: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Test accuracy, (seeds,) in per cent: a row for each compressor, its runs "without memory" and "with memory"."""
     figure, ax = figures.new(height=3.8, width=7.6)
-    colors = {"without memory": figures.RED, "with memory": figures.BLUE}
     _, low, high = intervals.interval(dense)
     ax.axvspan(low, high, color=figures.BLACK, alpha=0.15, linewidth=0)
     ax.text(dense.mean(), -0.75, "everything sent", ha="center")
@@ -173,9 +133,9 @@ def accuracies(dense: np.ndarray, rows: Mapping[str, Mapping[str, np.ndarray]]) 
         ax.plot([min(means), max(means)], [place, place], color="#cccccc", linewidth=3, zorder=0)
         for name, samples in row.items():
             mean, low, high = intervals.interval(samples)
-            ax.plot([low, high], [place, place], color=colors[name])
-            ax.plot(mean, place, "o", color=colors[name])
-    for place, (name, color) in enumerate((colors | {"no dot: not trained": figures.GREY}).items()):
+            ax.plot([low, high], [place, place], color=KINDS[name][0])
+            ax.plot(mean, place, "o", color=KINDS[name][0])
+    for place, (name, (color, _)) in enumerate((KINDS | {"no dot: not trained": (figures.GREY, "")}).items()):
         ax.text(0.02, 0.93 - 0.07 * place, name, color=color, transform=ax.transAxes)
     ax.set_yticks(range(len(rows)), [*rows])
     ax.set(xlabel="test accuracy (%), 95 % interval", ylim=(len(rows) - 0.4, -1.2))
@@ -191,83 +151,64 @@ def fill(teams: Sequence[int], filled: Mapping[tuple[str, float], np.ndarray], e
 
     `expected(share, workers)` is that share for lists drawn at random.
     """
-    kinds = {"with memory": figures.BLUE, "without memory": figures.GREY}
+    equal = "list as long as the array"
 
-    def paint(ax: Axes, share: float) -> None:
-        random = [100 * expected(share, workers) for workers in teams]
-        lines = {"random lists": ax.plot(teams, random, "o:", color=figures.ORANGE)[0]}
-        for name, color in kinds.items():
-            lines[name] = figures.band(ax, teams, 100 * filled[name, share], color, marker="o")
-        ax.axhline(50, color=figures.BLACK, linewidth=1)
-        ax.text(2, 52, "from here on the list is longer than the array")
-        figures.names(ax, lines, gap=7)
-        _by_workers(ax, teams)
-        ax.set(ylabel="entries of the sum (%)", ylim=(0, 104))
+    def compute(share: float) -> dict[str, curves.Line]:
+        lines = {"random lists": [expected(share, workers) for workers in teams], equal: [0.5] * len(teams)}
+        lines |= {name: filled[name, share].mean(0) for name in KINDS}
+        return {name: (teams, 100 * np.array(line)) for name, line in lines.items()}
 
     def caption(share: float) -> str:
-        due, bare = (100 * filled[name, share][:, -1].mean() for name in kinds)
+        random, _, bare, due = (line[-1] for _, line in compute(share).values())
         return (
             f"Largest {100 * share:g} % of {teams[-1]} workers: with a memory the sum has {due:.0f} % of all entries, "
-            f"without a memory {bare:.0f} %. Random lists would have {100 * expected(share, teams[-1]):.0f} %."
+            f"without a memory {bare:.0f} %. Random lists would have {random:.0f} %."
         )
 
     shares = sorted({share for _, share in filled})
-    slider = widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}")
-    widgets.explore_axes(paint, alt=caption, height=3.3, share=slider)
-
-
-def _by_workers(ax: Axes, teams: Sequence[int]) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(teams, teams)
-    ax.set(xlabel="workers")
+    curves.curves(
+        {"random lists": (figures.ORANGE, "o:")} | KINDS | {equal: (figures.BLACK, "--")}, compute, caption,
+        BY_WORKERS | {"xticks": teams, "ylim": (0, 104), "ylabel": "entries of the sum (%)"},
+        share=widgets.slider("share of the entries sent", shares, 0.01, "{:.1%}"),
+    )  # fmt: skip
 
 
 # The further notebook
 
 
-def parts(lost: Mapping[str, np.ndarray], by_rate: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
-    """Explore points lost, (seeds,), and validation accuracy, (rates, seeds) in per cent, by method."""
-    names = [*lost]
+def parts(by_rate: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
+    """Explore validation accuracy, (rates, seeds) in per cent, by method, beside that of the first one."""
+    first, *names = by_rate
 
-    def paint(left: Axes, right: Axes, method: str) -> None:
-        for place, (name, samples) in enumerate(lost.items()):
-            mean, low, high = intervals.interval(samples)
-            color = figures.BLUE if name == method else figures.GREY
-            left.plot([low, high], [place, place], color=color)
-            left.plot(mean, place, "o", color=color)
-        left.axvline(0, color=figures.BLACK, linewidth=1)
-        left.set_yticks(range(len(names)), names)
-        left.set(xlabel="points lost, 95 % interval", ylim=(len(names) - 0.4, -0.6), title="test set, best rate")
-        for place, (name, color) in enumerate(((method, figures.BLUE), ("dense, clipped", figures.BLACK))):
-            figures.band(right, rates, by_rate[name].T, color, marker="o")
-            right.text(0.02, 0.02 + 0.08 * place, name, color=color, transform=right.transAxes)
-        right.set_xscale("log", base=2)
-        right.set_xticks(rates, [f"1/{1 / rate:.0f}" for rate in rates])
-        right.set(xlabel="learning rate", ylabel="accuracy (%)", ylim=(0, 65), title="validation set, each rate")
+    def compute(method: str) -> dict[str, curves.Line]:
+        return {label: (rates, by_rate[name].mean(1)) for label, name in ((first, first), ("the method", method))}
 
     def caption(method: str) -> str:
-        best = rates[int(by_rate[method].mean(1).argmax())]
-        return f"{method}: {lost[method].mean():.1f} points lost; its best learning rate is 1/{1 / best:.0f}."
+        means = by_rate[method].mean(1)
+        return f"{method}: at its best learning rate, {rates[means.argmax()]:.3g}, it reaches {means.max():.0f} %."
 
-    menu = widgets.menu("method", names, "feedback")
-    widgets.explore_axes(paint, alt=caption, columns=2, width=8.4, height=3.4, method=menu)
+    axis = {"xscale": "log", "xlim": (rates[0] / 1.1, 1.1 * rates[-1]), "xticks": rates, "ylim": (0, 65)}
+    curves.curves(
+        {"the method": (figures.BLUE, "o-"), first: (figures.BLACK, "o-")}, compute, caption,
+        axis | {"xlabel": "learning rate", "ylabel": "accuracy on the validation set (%)"},
+        corner=(0.02, 0.2), method=widgets.menu("method", names, "feedback"),
+    )  # fmt: skip
 
 
 def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]]) -> None:
     """Explore the bytes of the busiest worker over those of a dense all-reduce, (teams,), by share and algorithm."""
+    colors, dense = (figures.GREEN, figures.PINK, figures.RED, figures.BLUE), {"dense all-reduce": np.ones(len(teams))}
 
-    def paint(ax: Axes, share: float) -> None:
-        logs = {name: np.log10(ratio) for name, ratio in ratios[share].items()}
-        colors = (figures.GREEN, figures.PINK, figures.RED, figures.BLUE)
-        _lines(ax, teams, logs, colors, style="o-", gap=0.25)
-        ax.axhline(0, color=figures.BLACK, linewidth=1)
-        ax.text(2, 0.06, "dense all-reduce")
-        _by_workers(ax, teams)
-        ax.set_yticks(range(-3, 2), ["0.001", "0.01", "0.1", "1", "10"])
-        ax.set(ylabel="bytes of the busiest worker\n(dense all-reduce = 1)", ylim=(-3, 1.6))
+    def compute(share: float) -> dict[str, curves.Line]:
+        return {name: (teams, ratio) for name, ratio in (ratios[share] | dense).items()}
 
     def caption(share: float) -> str:
         said = ", ".join(f"{name} {ratio[-1]:.2g}" for name, ratio in ratios[share].items())
         return f"Largest {100 * share:g} % of {teams[-1]} workers, bytes over those of a dense all-reduce: {said}."
 
-    widgets.explore_axes(paint, alt=caption, height=3.4, share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"))
+    styles = {name: (color, "o-") for name, color in zip(next(iter(ratios.values())), colors, strict=True)}
+    curves.curves(
+        styles | {"dense all-reduce": (figures.BLACK, "--")}, compute, caption,
+        BY_WORKERS | {"yscale": "log", "xticks": teams, "ylim": (1e-3, 40), "ylabel": "bytes (dense all-reduce = 1)"},
+        corner=(0.98, 0.4), share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"),
+    )  # fmt: skip

@@ -7,7 +7,6 @@ seed of its own, are trained side by side, as one compiled program.
 import functools
 import math
 import threading
-from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from dlscale.lab import data, models, train
 WORKERS, BATCH, EPOCHS, AXIS = 4, 64, 15, "workers"
 MODEL = models.mlp((40, 64, 64, 10))
 TUNING_SEEDS = range(200, 204)
+TUNED: dict[str, Any] = {"tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
 RATES = tuple(2.0**-i for i in range(4, -2, -1))
 MOMENTUM_RATES = tuple(2.0**-i for i in range(6, 0, -1))  # nine tenths of momentum make steps ten times as long
 SEEDS = {"bits": range(11_200, 11_224), "deep": range(11_224, 11_248), "fill": range(11_260, 11_268)}
@@ -124,9 +124,8 @@ def examples() -> tuple[tuple[np.ndarray, np.ndarray], dict[str, tuple[np.ndarra
     """Training examples without those held out, and what to judge by: those held out ("validation"), or "test"."""
     full = data.load("mnist1d")
     held_out = data.validation_split(full, fraction=0.25)
-    flat = lambda x: np.asarray(x).reshape(len(x), -1)  # noqa: E731
-    judged = {"validation": held_out, "test": full}
-    return (flat(held_out.x_train), held_out.y_train), {k: (flat(d.x_test), d.y_test) for k, d in judged.items()}
+    judged = {"validation": (held_out.x_test, held_out.y_test), "test": (full.x_test, full.y_test)}
+    return (held_out.x_train, held_out.y_train), judged
 
 
 def order(seed: int, epochs: int = EPOCHS) -> np.ndarray:
@@ -172,21 +171,16 @@ def deep_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dic
     return _trial(DEEP[arm], MOMENTUM_RATES, SEEDS["deep"], learning_rate, seed, judged_on)
 
 
-def _tune(run: RunTrials, rates: tuple[float, ...], seeds: Sequence[int], **setting: Any) -> None:
-    tuned = {"seeds": seeds, "tuning_seeds": TUNING_SEEDS, "score": itemgetter("accuracy")}
-    train.tune(run, **setting, learning_rate=rates, **tuned)
-
-
 def bits_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out examples; then the test examples with other seeds."""
     for arm in ARMS:
-        _tune(run, RATES, SEEDS["bits"], arm=arm, dataset="mnist1d")
+        train.tune(run, arm=arm, dataset="mnist1d", learning_rate=RATES, seeds=SEEDS["bits"], **TUNED)
 
 
 def deep_plan(run: RunTrials) -> None:
     """The same for the parts of Deep Gradient Compression, on a grid of rates of their own."""
     for arm in DEEP:
-        _tune(run, MOMENTUM_RATES, SEEDS["deep"], arm=arm)
+        train.tune(run, arm=arm, learning_rate=MOMENTUM_RATES, seeds=SEEDS["deep"], **TUNED)
 
 
 # Lists of many workers: how they fill in, and what the busiest worker sends
@@ -214,6 +208,9 @@ def split_bytes(own: np.ndarray) -> np.ndarray:
     each = by_owner.sum(2)
     sums = np.minimum(room.ENTRY * by_owner.any(0).sum(1), 4 * part)
     return room.ENTRY * (each.sum(1) - each.diagonal()) + (workers - 1) * sums
+
+
+WAYS = {"doubling": doubling_bytes, "split": split_bytes}
 
 
 @jax.jit
@@ -252,12 +249,11 @@ def fill_trial(share: float, seed: int) -> dict[str, float]:
     rows = [rng.permutation(len(x))[: TEAM * TEAM_BATCH].reshape(TEAM, -1) for _ in range(2 * TEAM_STEPS + 1)]
     found = supports(room.count(share, size), params, np.array(rows), x, y)
     measures: dict[str, float] = {}
-    ways: dict[str, Callable] = {"doubling": doubling_bytes, "split": split_bytes}
     for kind, own in zip(("bare", "due"), found, strict=True):
         for workers in TEAMS:
             few, dense = own[:workers], 8 * size * (workers - 1) / workers
             measures[f"{kind}, union, {workers}"] = float(few.any(0).mean())
-            measures |= {f"{kind}, {way}, {workers}": float(f(few).max() / dense) for way, f in ways.items()}
+            measures |= {f"{kind}, {way}, {workers}": float(f(few).max() / dense) for way, f in WAYS.items()}
     return measures
 
 
@@ -281,10 +277,7 @@ DEEP_PARTS = Experiment(
     deep_trial, deep_plan, ALLOWED, chaotic=("accuracy", "loss"), drawn={"judged_on": "test"},
     confirms=("gradient_compression-deep", "gradient_compression-correction"),
 )  # fmt: skip
-FILLED = tuple(
-    f"{kind}, {way}, {workers}"
-    for kind in ("bare", "due") for workers in TEAMS for way in ("union", "doubling", "split")
-)  # fmt: skip
+FILLED = tuple(f"{kind}, {way}, {workers}" for kind in ("bare", "due") for workers in TEAMS for way in ("union", *WAYS))
 FILL = Experiment(
     "gradient_compression-fill", "how the lists of up to 256 workers fill in, with and without error feedback",
     fill_trial, fill_plan, dict.fromkeys(FILLED, 0.02), chaotic=FILLED, drawn={"share": 0.01},
