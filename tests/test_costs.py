@@ -208,7 +208,6 @@ def test_a_fit_finds_the_constants_again(latency, per_byte, count, seed):
         (lambda: costs.formula("tree", 4, math.inf, 1, 1), "size"),
         (lambda: costs.fit_hockney([8, 8], [1, 2]), "One size"),
         (lambda: costs.fit_hockney([8, 16], [1, 0]), "positive"),
-        (lambda: costs.fit_hockney([8, 16], [1]), "equally many"),
     ],
 )
 def test_bad_input(call, words):

@@ -143,8 +143,8 @@ class Topology:
         for same in alike.values():
             sent = [(self.route(*pair), size) for pairs, size in same[0] for pair in pairs.tolist()]
             load: Counter[str] = Counter()  # bytes that pass each link
-            for name, size in ((name, size) for route, size in sent for name in route):
-                load[name] += size
+            for route, size in sent:
+                load.update(dict.fromkeys(route, size))
             busy = {name: size / self.links[name].bandwidth for name, size in load.items()}
             latencies = np.array([sum(self.links[name].latency for name in route) for route, _ in sent])
             crowded = np.array([max(map(busy.__getitem__, route)) for route, _ in sent])
@@ -296,9 +296,8 @@ def fit_hockney(sizes: Sequence[float], seconds: Sequence[float]) -> Hockney:
     let below zero. Raises ValueError for fewer than two sizes and for times that are not positive and finite.
     """
     sizes, seconds = np.asarray(sizes, float), np.asarray(seconds, float)
-    good = sizes.shape == seconds.shape and sizes.ndim == 1 and np.isfinite([sizes, seconds]).all()
-    if not good or (seconds <= 0).any() or (sizes < 0).any():
-        raise ValueError("sizes and seconds must be lists of equally many numbers, finite and positive.")
+    if not (np.isfinite(sizes) & np.isfinite(seconds) & (seconds > 0)).all():
+        raise ValueError("sizes and seconds must be finite, and seconds positive.")
     if len(np.unique(sizes)) < 2:
         raise ValueError("One size cannot tell latency from time per byte: measure at two or more.")
     from scipy.optimize import nnls  # here: it takes 40 MB, in each process of a group

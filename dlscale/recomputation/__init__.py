@@ -36,27 +36,11 @@ class Layer(NamedTuple):
     backward: float = 2.0  # cost
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Layers and the bytes of the first one's input, which always stays and is never counted.
-
-    Raises ValueError for an empty chain, sizes or costs that are negative or not finite, and a layer that keeps less
-    than its output.
-    """
+class Chain(NamedTuple):
+    """Layers and the bytes of the first one's input, which always stays and is never counted."""
 
     input: float
     layers: tuple[Layer, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # a list would be accepted here and fail in a cache
-        if not self.layers:
-            raise ValueError("The chain is empty: give at least one layer.")
-        checks.finite("input", self.input)
-        for number, layer in enumerate(self.layers):
-            for name, value in layer._asdict().items():
-                checks.finite(f"{name} of layer {number}", value)
-            if layer.saved < layer.output:
-                raise ValueError(f"Layer {number} keeps {layer.saved} bytes, less than its output: {layer.output}.")
 
     @classmethod
     def uniform(cls, length: int) -> Chain:
@@ -284,8 +268,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
     """The function f(list_of_params, x) of a chain of layers, each layer(params, x); its gradient follows the plan.
 
     Compile it with `recomputation.jit`. It has no forward-mode derivative (`jax.jvp`). Raises ValueError if plan and
-    layers differ in number, and, when it is called, for a layer that does not return one array (a side
-    output would have to be kept as well).
+    layers differ in number.
     """
     layers = list(map(functools.cache(_in_turn), plan._each("functions", layers)))  # equal layers are traced once
 
@@ -294,7 +277,7 @@ def apply(plan: Plan, layers: Sequence[LayerFunction]) -> Callable[[Sequence[Any
             if isinstance(item, tuple):
                 x = jax.checkpoint(functools.partial(run, item))(params, x)
             else:
-                x = _one_array(item, layers[item](params[item], x))
+                x = layers[item](params[item], x)
         return x
 
     def applied(params: Sequence[Any], x: Array) -> Array:
@@ -356,26 +339,23 @@ def profile(layers: Sequence[LayerFunction], params: Sequence[Any], x: Array) ->
     runs is not counted.
     """
     made, size = [], program.nbytes(x)
-    for number, (layer, p) in enumerate(zip(layers, params, strict=True)):
+    for layer, p in zip(layers, params, strict=True):
         leaves, tree = jax.tree.flatten((p, x))
-        shapes = [jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
-        entry, out = _profile(layer, tree, *shapes)
-        x = _one_array(number, out)
+        entry, x = _profile(layer, tree, *(jax.ShapeDtypeStruct(np.shape(a), jnp.result_type(a)) for a in leaves))
         made.append(entry)
     return Chain(size, tuple(made))
 
 
 @functools.lru_cache(maxsize=256)
-def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> tuple[Any, Any]:
-    """What a layer takes, and the shape of its result; nothing for a layer that returns no array."""
+def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> tuple[Layer, Any]:
+    """What a layer takes, and the shape of its result."""
 
     def both(p: Any, x: Array, g: Array) -> Any:  # without its result, a part of the forward pass would not be counted
         out, pull = jax.vjp(layer, p, x)
         return out, pull(g)
 
     p, x = tree.unflatten(shapes)
-    if not hasattr(out := jax.eval_shape(layer, p, x), "dtype"):
-        return None, out
+    out = jax.eval_shape(layer, p, x)
     output, forward = program.nbytes(out), program.flops(layer, p, x)
     saved, backward = output + program.kept_bytes(layer, p, x), program.flops(both, p, x, out) - forward
     return Layer(output, saved, forward, backward), out
@@ -412,9 +392,3 @@ def kept_and_again(policy: Callable[..., bool], tokens: int) -> tuple[float, flo
     most, least = (program.flops(jax.value_and_grad(loss(some)), *args) for some in (policy, lambda *_, **__: True))
     again = 100 * (most - least) / program.flops(transformer_block, *args)
     return 6 * program.kept_bytes(loss(policy), *args) / 1e6, again
-
-
-def _one_array(number: int, out: Any) -> Any:
-    if not hasattr(out, "dtype"):
-        raise ValueError(f"Layer {number} returns a {type(out).__name__}: a layer of a chain returns one array.")
-    return out

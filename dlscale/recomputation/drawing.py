@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
 from dlscale.page.curves import curves
-from dlscale.recomputation import Chain, Plan, Step, optimal_plan
+from dlscale.recomputation import Chain, Plan, Step
 
 STORED, FORWARD, AGAIN, BACKWARD = "#C9D6E2", figures.BLUE, figures.ORANGE, figures.RED
 Numbers = Sequence[float] | np.ndarray
@@ -113,28 +113,15 @@ def groups(peaks: Mapping[int, Numbers]) -> None:
     curves(styles, compute, caption, axis, (0.98, 0.97), n=n, k=k)
 
 
-def budget(chain: Chain, again: Mapping[str, Mapping[int, float]]) -> None:
-    """Explore the best nested plan for a memory, beside what the best schedule of each kind computes again."""
-    memories = [*next(iter(again.values()))]
-
-    def paint(left: Axes, right: Axes, memory: int) -> None:
-        for (name, best), color in zip(again.items(), (figures.GREEN, figures.PINK), strict=True):
-            left.plot(memories, [*best.values()], "o-", color=color, markersize=4)
-            left.plot(memory, best[memory], "o", color=color, markersize=10)
-            y = 0.95 if color == figures.GREEN else 0.87
-            left.text(0.97, y, f"{name}: {best[memory]:g}", color=color, ha="right", va="top", transform=left.transAxes)
-        left.set(
-            xlabel="arrays in memory", ylabel="layers computed again", title=f"with {memory} arrays", ylim=(0, None)
-        )
-        steps = optimal_plan(chain, memory).steps(chain)
-        _painted(right, steps, len(steps))
-        right.set_xlabel("step of the best nested plan")
-
-    def caption(memory: int) -> str:
-        said = ", ".join(f"{name}: {best[memory]:g}" for name, best in again.items())
-        return f"{memory} arrays. Layers computed again: {said}. At the right, the best nested plan."
-
-    widgets.explore_axes(paint, alt=caption, columns=2, memory=widgets.slider("arrays", memories, 7))
+def budget(again: Mapping[str, Mapping[int, float]]) -> None:
+    """What the best schedule of each kind computes again, by the arrays in memory."""
+    figure, ax = figures.new(height=3.0)
+    for place, ((name, best), color) in enumerate(zip(again.items(), (figures.GREEN, figures.PINK), strict=True)):
+        ax.plot([*best], [*best.values()], "o-", color=color)
+        ax.text(0.97, 0.95 - 0.1 * place, name, color=color, ha="right", va="top", transform=ax.transAxes)
+    ax.set(xlabel="arrays in memory", ylabel="layers computed again", ylim=(0, None))
+    said = (f"{name} {', '.join(f'{n:g}' for n in best.values())}" for name, best in again.items())
+    figures.show(figure, f"Layers computed again with {min(best)} to {max(best)} arrays: {'; '.join(said)}.")
 
 
 def rows(

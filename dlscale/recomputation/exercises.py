@@ -1,4 +1,4 @@
-"""The exercises of 07_recomputation and its further notebook."""
+"""The exercises of 07_recomputation."""
 
 import functools
 import math
@@ -166,37 +166,4 @@ my_plan = ((0, 1, 2, 3, 4), (5, 6, 7, 8), 9, 10, 11)
 """,
     wrong=_beat,
     right="fewer layers run again in the same memory. No nested plan is below 9.",
-)
-
-
-NAMES = ("qkv", "scores", "average", "attention", "hidden")
-
-
-def _names(answer: Any) -> str | None:
-    answer = [answer] if isinstance(answer, str) else answer
-    if strange := [name for name in answer if name not in NAMES]:
-        return f"No result is called {strange[0]!r}; there are {', '.join(NAMES)}."
-    kept, again = recomputation.kept_and_again(jax.checkpoint_policies.save_only_these_names(*answer), 1024)
-    if kept > 150 or again > 45:
-        return f"It saves {kept:.0f} MB and computes {again:.0f} % of a forward pass again; allowed: 150 MB, 45 %."
-    return None
-
-
-names = Exercise(
-    id="recomputation-names",
-    answer="my_names",
-    question="At 1,024 tokens, six blocks may save 150 MB. Of the five policies, the best that fits computes most of a "
-    'forward pass again. Choose better: let `my_names` be a tuple of names out of "qkv", "scores", "average", '
-    '"attention" and "hidden", so that at most 45 % of a forward pass runs again. Which product is the expensive one, '
-    "and what must be saved so that it need not run again?",
-    hints=(
-        "Two products grow with the square of the tokens: that of queries and keys, and that of the attention weights "
-        "and the values. What does each of them leave behind, and how large is it?",
-        "The scores do not fit. But the gradient of `out` needs only what the attention weights made of the values.",
-    ),
-    code="""
-my_names = ("qkv", "average", "attention", "hidden")
-""",
-    wrong=_names,
-    right="one of the two large products of attention need not run again, for one more small array in each block.",
 )

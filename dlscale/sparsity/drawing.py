@@ -31,21 +31,21 @@ def _percent_axis(ax: Axes, densities: Sequence[float], label: str = "density (%
 
 def opening(record: Record) -> None:
     """Test accuracy of three runs of `sparsity-ways`, a bar and a mark for each seed."""
-    arms = {
-        "all weights": ("not at all", "global", 1.0),
-        "1 % of each layer": ("gradually", "uniform", 0.01),
-        "1 %, but 4 % of the last layer": ("gradually", "last layer × 4", 0.01),
-    }
-    names = ("way", "allocation", "density")
     figure, ax = figures.new(height=2.2)
     said = []
-    for place, (label, arm) in enumerate(arms.items()):
-        accuracy = record.values("accuracy", **dict(zip(names, arm, strict=True)), judged_on="test")
-        ax.barh(place, accuracy.mean(), color=figures.RED if place == 1 else figures.SKY)
+    for place, (label, way, allocation, density) in enumerate(
+        (
+            ("all weights", "not at all", "global", 1.0),
+            ("1 % of each layer", "gradually", "uniform", 0.01),
+            ("1 %, but 4 % of the last layer", "gradually", "last layer × 4", 0.01),
+        )
+    ):
+        arm = {"way": way, "allocation": allocation, "density": density, "judged_on": "test"}
+        accuracy = record.values("accuracy", **arm)
+        ax.barh(label, accuracy.mean(), color=figures.RED if place == 1 else figures.SKY)
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
         said.append(f"{label}: {accuracy.mean():.0f} % of the test digits right")
     ax.set(xlim=(0, 100), ylim=(2.5, -0.5), xlabel="test accuracy (%), one mark per seed")
-    ax.set_yticks(range(3), list(arms))
     figures.show(figure, "; ".join(said))
 
 
@@ -113,27 +113,15 @@ def pairs() -> None:
     widgets.explore_axes(paint, columns=3, alt=caption, height=2.9, zeros=zeros, errors=errors)
 
 
-def zeros(shares: Mapping[str, Mapping[str, np.ndarray]], maps: Mapping[str, np.ndarray], steps: Sequence[int]) -> None:
-    """Explore zeros through training: per cent by direction and layer, (steps,), and six maps of a digit at each."""
-
-    def paint(left: Axes, right: Axes, direction: str, step: int) -> None:
-        hues = (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE)
-        drawn = zip(shares[direction].items(), hues, strict=True)
-        figures.names(left, {n: left.plot(steps, share, color=hue)[0] for (n, share), hue in drawn}, gap=6)
-        left.axvline(step, color=figures.GREY, linewidth=1)
-        left.set(xlim=(0, 1.3 * steps[-1]), ylim=(0, 100), xlabel="step", ylabel="zeros (%)")
-        values = maps[direction][steps.index(step)]
-        tiles = np.where(values == 0, np.nan, values / np.abs(values).max())
-        right.imshow(mosaic(tiles, 3), cmap=COLORS, vmin=-1, vmax=1)
-        right.set_title("one digit, six channels of conv1;\nblack: zero")
-        right.axis("off")
-
-    def caption(direction: str, step: int) -> str:
-        said = ", ".join(f"{name} {share[steps.index(step)]:.0f} %" for name, share in shares[direction].items())
-        return f"Zeros after step {step}, {direction}: {said}."
-
-    step = widgets.slider("step", steps, steps[-1])
-    widgets.explore_axes(paint, columns=2, alt=caption, direction=widgets.menu("direction", [*shares]), step=step)
+def zeros(shares: Mapping[str, Mapping[str, np.ndarray]], steps: Sequence[int]) -> None:
+    """Zeros in per cent by direction and layer, (steps,), through training."""
+    figure, axes = figures.new(2, height=3.0)
+    for ax, (direction, layers) in zip(axes, shares.items(), strict=True):
+        drawn = zip(layers.items(), (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE), strict=True)
+        figures.names(ax, {n: ax.plot(steps, share, color=hue)[0] for (n, share), hue in drawn}, gap=6)
+        ax.set(xlim=(0, 1.35 * steps[-1]), ylim=(0, 100), xlabel="step", ylabel="zeros (%)", title=direction)
+    ends = (f"{direction}, {n} {share[-1]:.0f} %" for direction, of in shares.items() for n, share in of.items())
+    figures.show(figure, f"Zeros after step {steps[-1]}: {'; '.join(ends)}.")
 
 
 def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> None:
@@ -199,30 +187,25 @@ def where(masks: Mapping[int, np.ndarray], accuracies: np.ndarray, per_cent: Seq
 
 
 def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str], float | None]) -> None:
-    """Explore the time of sparse products, by kind and density, in times of the dense one."""
-    hues = dict(zip(ratios, (figures.RED, figures.ORANGE, figures.GREEN), strict=True))
-
-    def paint(ax: Axes, kind: str) -> None:
-        for place, (other, ratio) in enumerate(ratios.items()):
-            style = {"linewidth": 2.5} if other == kind else {"alpha": 0.4}
-            (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=hues[other], **style)
-            figures.name(ax, line, other, (-1, 4, -5)[place])
-        ax.plot([1, 100], [0.01, 1], "--", color=figures.GREY)
-        ax.text(22, 0.13, "multiplications", color=figures.GREY)
-        ax.plot([0.8, 100], [1, 1], color=figures.BLACK, linewidth=1)
-        ax.text(0.95, 1.15, "dense product", color=figures.BLACK)
+    """The time of sparse products, by kind and density, in times of the dense one."""
+    figure, ax = figures.new(height=3.6)
+    said = []
+    for (kind, ratio), color, shift in zip(
+        ratios.items(), (figures.RED, figures.ORANGE, figures.GREEN), (-1, 4, -5), strict=True
+    ):
+        (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=color)
+        figures.name(ax, line, kind, shift)
         if place := break_even(kind):
-            ax.plot(100 * place, 1, "D", color=hues[kind], markersize=10)
-        _percent_axis(ax, [0.01, 0.03, 0.1, 0.3, 1])
-        ax.set(yscale="log", ylabel="time / time of the dense product", xlim=(0.8, 330))
-        ax.set_yticks([0.01, 0.1, 1, 10], [0.01, 0.1, 1, 10])
-
-    def caption(kind: str) -> str:
-        place = break_even(kind)
-        found = f"at a density of {100 * place:.2g} % (diamond)" if place else "at none of these densities"
-        return f"{kind}: as fast as dense {found}; with all weights it takes {ratios[kind][1.0]:.2g} times as long."
-
-    widgets.explore_axes(paint, alt=caption, height=3.8, kind=widgets.menu("pruned", [*ratios]))
+            ax.plot(100 * place, 1, "D", color=color, markersize=9)
+        said.append(f"{kind}, at {100 * place:.2g} %" if place else f"{kind}, at no density")
+    ax.plot([1, 100], [0.01, 1], "--", color=figures.GREY)
+    ax.text(22, 0.13, "multiplications", color=figures.GREY)
+    ax.plot([0.8, 100], [1, 1], color=figures.BLACK, linewidth=1)
+    ax.text(0.95, 1.15, "dense product", color=figures.BLACK)
+    _percent_axis(ax, [0.01, 0.03, 0.1, 0.3, 1])
+    ax.set(yscale="log", ylabel="time / time of the dense product", xlim=(0.8, 330))
+    ax.set_yticks([0.01, 0.1, 1, 10], [0.01, 0.1, 1, 10])
+    figures.show(figure, f"As fast as the dense product (diamonds): {'; '.join(said)}.")
 
 
 # The further notebook
@@ -230,27 +213,26 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
 
 def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
     """Explore what is left of a convolution (height, width, in, out) pruned by pieces, and the bits it takes."""
-    encodings = ("dense", "bitmap", "relative", "csr")
     side, _, _, columns = kernel.shape
 
-    def stored(piece: str, density: float) -> tuple[np.ndarray, list[float]]:
-        keep = np.asarray(sparsity.mask(kernel, density, piece))
-        return keep, [len(sparsity.encode(keep, name, piece, dtype="float16")) / kernel.size for name in encodings]
+    def bits(keep: np.ndarray, piece: str) -> dict[str, float]:
+        stored = {name: sparsity.stored_bits(keep, name, piece, 16) / kernel.size for name in ("bitmap", "relative")}
+        return {"all values": 16, "kept values": 16 * keep.mean()} | stored
 
     def paint(left: Axes, right: Axes, piece: str, density: float) -> None:
-        keep, bits = stored(piece, density)
+        keep = np.asarray(sparsity.mask(kernel, density, piece))
         tiles = np.where(keep == 0, np.nan, kernel).transpose(2, 3, 0, 1).reshape(-1, side, side)
         left.imshow(mosaic(tiles, columns), cmap=COLORS, vmin=-0.3, vmax=0.3)
         left.set(title="weights; black: pruned", xlabel="output channel", ylabel="input channel", xticks=[], yticks=[])
         left.grid(False)
-        right.bar(encodings, bits, color=[figures.GREY, figures.SKY, figures.BLUE, figures.GREEN])
-        for place, count in enumerate(bits):
-            right.text(place, count, f"{count:.1f}", ha="center", va="bottom")
+        bars = right.bar(*zip(*bits(keep, piece).items(), strict=True), color=[figures.GREY] * 2 + [figures.BLUE] * 2)
+        right.bar_label(bars, fmt="%.1f")
+        right.tick_params(axis="x", labelsize=9)
         right.set(ylim=(0, 24), ylabel="bits per weight")
 
     def caption(piece: str, density: float) -> str:
-        keep, bits = stored(piece, density)
-        said = ", ".join(f"{name} {b:.1f}" for name, b in zip(encodings, bits, strict=True))
+        keep = np.asarray(sparsity.mask(kernel, density, piece))
+        said = ", ".join(f"{name} {b:.1f}" for name, b in bits(keep, piece).items())
         return f"Pruned by {piece}s to {100 * keep.mean():.0f} %. Bits per weight: {said}."
 
     piece = widgets.menu("pieces", [*PIECES], "block")
@@ -283,32 +265,20 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
 
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:
-    """Explore test errors, (seeds,) in per cent, of two networks by their number of parameters."""
-    choices = {f"{name}, {size:,} parameters": (name, size) for name in errors for size in errors[name]}
-    dense = {name: samples[max(samples)].mean() for name, samples in errors.items()}
-
-    def paint(ax: Axes, choice: str) -> None:
-        drawn = zip(errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1800, 22)), strict=True)
-        for (name, samples), color, place in drawn:
-            figures.band(ax, [*samples], np.transpose([*samples.values()]), color, marker="o", markersize=4)
-            ax.text(*place, name, color=color)
-        ax.axvline(small, color=figures.GREY, linestyle="--", linewidth=1)
-        ax.text(1.04 * small, 60, "all parameters\nof the small net", color=figures.GREY, va="center")
-        name, size = choices[choice]
-        ax.plot(size, errors[name][size].mean(), "o", color=figures.BLACK, markersize=9)
-        ax.set(xscale="log", yscale="log", xlim=(250, 25000), ylim=(3.5, 90))
-        ax.set(xlabel="parameters left", ylabel="test error (%)")
-        ax.set_xticks([300, 1000, 3000, 10000, 20000], ["300", "1,000", "3,000", "10,000", "20,000"])
-        ax.set_yticks([5, 10, 20, 50], [5, 10, 20, 50])
-        ax.minorticks_off()
-
-    def caption(choice: str) -> str:
-        name, size = choices[choice]
-        found = errors[name][size].mean()
-        return f"{choice}: test error {found:.1f} %. The {name} net has {dense[name]:.1f} % with all its parameters."
-
-    start = next(choice for choice, (name, size) in choices.items() if name == [*errors][1] and size == small)
-    widgets.explore_axes(paint, alt=caption, choice=widgets.menu("network", [*choices], start))
+    """Test errors, (seeds,) in per cent, of two networks by their number of parameters."""
+    figure, ax = figures.new(height=3.2)
+    drawn = zip(errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1800, 22)), strict=True)
+    for (name, samples), color, place in drawn:
+        figures.band(ax, [*samples], np.transpose([*samples.values()]), color, marker="o", markersize=4)
+        ax.text(*place, name, color=color)
+    ax.axvline(small, color=figures.GREY, linestyle="--", linewidth=1)
+    ax.text(1.04 * small, 60, "all parameters\nof the small net", color=figures.GREY, va="center")
+    ax.set(xscale="log", yscale="log", ylim=(3.5, 90), xlabel="parameters left", ylabel="test error (%)")
+    ax.set_xticks([300, 1000, 3000, 10000, 20000], ["300", "1,000", "3,000", "10,000", "20,000"])
+    ax.set_yticks([5, 10, 20, 50], [5, 10, 20, 50])
+    ax.minorticks_off()
+    said = (f"{name} {samples[small].mean():.1f} %" for name, samples in errors.items())
+    figures.show(figure, f"Test errors with {small:,} parameters: {', '.join(said)}.")
 
 
 def connections(maps: Mapping[str, np.ndarray]) -> None:

@@ -1,10 +1,9 @@
-"""The exercises of 06_sparsity and its further notebook."""
+"""The exercises of 06_sparsity."""
 
 from typing import Any
 
 import numpy as np
 
-from dlscale import sparsity
 from dlscale.course.exercises import Exercise, compare
 
 
@@ -86,43 +85,6 @@ def prune_together(layers, density):
 """,
     wrong=_together,
     right="one threshold for all layers: a layer with large weights keeps more of them.",
-)
-
-
-def _gaps(seed: int, length: int, density: float) -> tuple[np.ndarray, list[int]]:
-    """A matrix of one column whose weights are kept at random, and the zeros before each that is."""
-    keep = np.random.default_rng(seed).random(length) < density
-    return keep[:, None].astype(np.float32), (np.diff(np.flatnonzero(keep), prepend=-1) - 1).tolist()
-
-
-def _relative(answer: Any) -> str | None:
-    for gaps, b, v in (([0, 3, 1], 4, 16), ([15], 4, 16), ([16], 4, 16), ([2, 40, 0], 4, 8), ([9, 0, 5], 2, 32)):
-        expected = sum(1 + gap // 2**b for gap in gaps) * (b + v)
-        given = f"The number of bits for gaps {gaps} with {b}-bit indices and {v}-bit values"
-        if wrong := compare(given, answer(list(gaps), b, v), expected, 1e-9):
-            return wrong
-    mask, gaps = _gaps(5, 400, 0.08)
-    encoded = len(sparsity.encode(mask, "relative", index_bits=3, dtype="float16"))
-    return compare("The number of bits of 400 weights, as they are really encoded,", answer(gaps, 3, 16), encoded)
-
-
-relative = Exercise(
-    id="sparsity-relative",
-    answer="relative_bits",
-    question="Write `relative_bits`, the size of a relative encoding. `gaps` lists, for each weight that is kept, how "
-    "many zeros stand before it since the last one that was kept. An index has $b$ bits, a value $v$ bits. A filler "
-    "stands for $2^b - 1$ zeros and the zero that it writes, $2^b$ in all. Return the bits of all indices and values, "
-    "fillers included.",
-    hints=(
-        "An index of b bits counts up to 2 ** b - 1 zeros. A gap of 2 ** b needs one filler, how many does 2 · 2 ** b?",
-        "A gap needs gap // 2 ** b fillers. Each filler, and each weight, takes an index and a value.",
-    ),
-    code="""
-def relative_bits(gaps, b, v):
-    return sum(1 + gap // 2**b for gap in gaps) * (b + v)
-""",
-    wrong=_relative,
-    right="that is what the library's encoder writes, bit for bit: at low densities fillers are a large part of it.",
 )
 
 

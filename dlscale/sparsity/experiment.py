@@ -21,7 +21,6 @@ from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
 
 TEST_SEEDS = range(20)  # the first ten have decided which rules were changed; the others decide by the new ones
-INDEX_BITS = 4
 
 
 @functools.cache
@@ -65,7 +64,6 @@ def _accuracy(model: Model, params: Params, x: Array, y: Array) -> Array:
 
 PRUNED = ("conv2", "conv3")
 DENSITIES = (0.03, 0.06, 0.12, 0.2, 0.4)
-GRANULARITIES = ("weight", "vector", "kernel", "filter", "block")
 CONV_RATES, CONV_TUNING_SEEDS = (0.025, 0.05, 0.1, 0.2, 0.4), (100, 101)
 DENSE_RATE, CONV_BATCH, CONV_EPOCHS = 0.05, 50, 2
 
@@ -88,14 +86,7 @@ def _conv_net() -> Model:
     shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
     layers = {"conv1": models.conv(pool=True), "conv2": models.conv(pool=True), "conv3": models.conv()}
 
-    def init(key: Array) -> Params:
-        params = {}
-        for (name, shape), k in zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True):
-            deviation = math.sqrt((1 if name == "output" else 2) / math.prod(shape[:-1]))
-            params[name] = {"w": deviation * jax.random.normal(k, shape), "b": jnp.zeros(shape[-1])}
-        return params
-
-    return Model(init, layers | {"output": models.dense()})
+    return Model(lambda key: models.weights(key, shapes), layers | {"output": models.dense()})
 
 
 @jax.jit
@@ -126,21 +117,11 @@ def prune_conv_net(params: Params, granularity: str, density: float) -> tuple[Pa
     return jax.tree.map(jnp.multiply, params, mask), mask
 
 
-def entries(mask: Params, granularity: str) -> tuple[int, int]:
-    """Groups that the relative encoding writes, fillers included, and the weights of a group.
-
-    In "N:M" the groups have no common fate: each weight is written on its own.
-    """
-    granularity = "weight" if ":" in granularity else granularity
-    made = [sparsity.encode(mask[name]["w"], "relative", granularity, INDEX_BITS, dtype="float16") for name in PRUNED]
-    size = math.prod(sparsity.group_shape(mask[PRUNED[0]]["w"].shape, granularity))
-    return sum(map(len, made)) // (INDEX_BITS + 16 * size), size
-
-
 def granularity_trial(
     granularity: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
-    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; numbers to store.
+    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; groups that the relative
+    encoding writes, fillers included, and the weights of a group (counted in groups of conv2).
 
     `early_loss` is that of the dense net after ten steps.
     """
@@ -148,14 +129,16 @@ def granularity_trial(
     params, mask = prune_conv_net(dense, granularity, density)
     params, _ = _epochs_of_conv(seed + 1000, params, mask, learning_rate)
     kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
-    written, size = entries(mask, granularity)
+    size = math.prod(sparsity.group_shape(mask[PRUNED[0]]["w"].shape, granularity))
+    bits = sum(sparsity.stored_bits(mask[name]["w"], "relative", granularity, 16) for name in PRUNED)
     accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
-    return {"accuracy": accuracy, "density": float(kept), "entries": written, "size": size, "early_loss": losses[10]}
+    found = {"accuracy": accuracy, "density": float(kept), "entries": bits // (4 + 16 * size), "size": size}
+    return found | {"early_loss": losses[10]}
 
 
 def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
-    arms = [*itertools.product(GRANULARITIES, DENSITIES), ("2:4", 0.5), ("weight", 0.5), ("weight", 1.0)]
+    arms = [*itertools.product(sparsity.GRANULARITIES, DENSITIES), ("weight", 1.0)]
     for granularity, density in arms:
         _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, TEST_SEEDS, granularity=granularity, density=density)
 
@@ -178,10 +161,6 @@ RECURRENT_BATCH, RECURRENT_EPOCHS, PRUNE_EVERY = 100, 24, 20
 
 def _recurrent_net(hidden: int) -> Model:
     return models.gru(hidden, features=2)
-
-
-def _initial(hidden: int, seed: int) -> Params:
-    return jax.jit(_recurrent_net(hidden).init)(jax.random.key(seed))
 
 
 def parameters(hidden: int, density: float = 1.0) -> int:
@@ -208,18 +187,18 @@ def _train_recurrent(
     return _descend(_recurrent_net(hidden), sparsity.masked(optimizer, gradual), params, order, x, y)
 
 
-def recurrent_trial(hidden: int, density: float, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+def recurrent_trial(
+    hidden: int, density: float, learning_rate: float, seed: int, judged_on: str, epochs: int = RECURRENT_EPOCHS
+) -> dict[str, float]:
     """Accuracy in percent of a recurrent net that is pruned, all weights together, while it trains.
 
     `early_loss` is that after twenty steps.
     """
     examples, judged = _halves("mnist1d_fresh")
-    params = _initial(hidden, seed)
-    order = _order(seed, len(examples.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS)
-    x = examples.x_train.reshape(-1, 20, 2)
-    params, losses = _train_recurrent(
-        hidden, params, np.float32(density), np.float32(learning_rate), order, x, examples.y_train
-    )
+    params = jax.jit(_recurrent_net(hidden).init)(jax.random.key(seed))
+    order = _order(seed, len(examples.x_train), RECURRENT_BATCH, epochs)
+    given = examples.x_train.reshape(-1, 20, 2), examples.y_train
+    params, losses = _train_recurrent(hidden, params, np.float32(density), np.float32(learning_rate), order, *given)
     x, y = judged[judged_on]
     left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
     accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
@@ -239,14 +218,9 @@ def recurrent_plan(run: RunTrials) -> None:
 LONGER = 3  # times the epochs: more multiplications than those of the large net's kept weights
 
 
-def longer_trial(times: int, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:
+def longer_trial(times: int, **setting: float | str) -> dict[str, float]:
     """Accuracy in percent of the small dense net after `times` the epochs."""
-    examples, judged = _halves("mnist1d_fresh")
-    order = _order(seed, len(examples.x_train), RECURRENT_BATCH, RECURRENT_EPOCHS * times)
-    given, rate = (examples.x_train.reshape(-1, 20, 2), examples.y_train), np.float32(learning_rate)
-    params, _ = _train_recurrent(SMALL, _initial(SMALL, seed), np.float32(1), rate, order, *given)
-    x, y = judged[judged_on]
-    return {"accuracy": 100 * float(_accuracy(_recurrent_net(SMALL), params, x.reshape(-1, 20, 2), y))}
+    return {"accuracy": recurrent_trial(SMALL, 1.0, epochs=times * RECURRENT_EPOCHS, **setting)["accuracy"]}
 
 
 def longer_plan(run: RunTrials) -> None:
@@ -351,7 +325,7 @@ def confirmed_plan(run: RunTrials) -> None:
 
 GRANULARITY = Experiment(
     "sparsity-granularity",
-    "a convolutional net pruned by weights, vectors, kernels, filters, blocks and 2:4 to five densities, tuned",
+    "a convolutional net pruned by weights, vectors, kernels, filters and blocks to five densities, tuned",
     granularity_trial,
     granularity_plan,
     # One unit in the last place of all initial weights moves the dense net's loss by up to 9e-6 after ten steps.
