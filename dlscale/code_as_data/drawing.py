@@ -157,23 +157,6 @@ def explore_neighbours(tables: Mapping[str, np.ndarray], names: Sequence[str], g
     widgets.explore_axes(paint, alt=caption, width=7.4, height=2.7, query=query, along=along)
 
 
-def lost(shares: Mapping[str, Mapping[str, float]], types: float, chance: float) -> None:
-    """Related instructions among the five nearest: from counts to short vectors to learnt ones, and two references."""
-    figure, ax = figures.new(height=3.2)
-    for (wires, found), shift, color in zip(shares.items(), (-0.18, 0.18), (figures.BLUE, figures.RED), strict=True):
-        bars = ax.bar(np.arange(len(found)) + shift, found.values(), 0.34, color=color)
-        ax.bar_label(bars, [f"{share:.0f}" for share in found.values()])
-        ax.text(shift, 3, wires, color="white", rotation=90, ha="center", fontsize=9)
-    for level, name in ((types, "types alone"), (chance, "random vectors")):
-        ax.plot([-0.5, 2.42], [level, level], color=figures.GREY, linestyle=":")
-        ax.text(2.45, level, name, color=figures.GREY, va="center")
-    ax.set(ylim=(0, 75), xlim=(-0.5, 3.1), ylabel="related one among\nthe five nearest (%)")
-    ax.set_xticks(range(3), [*next(iter(shares.values()))])
-    ax.grid(visible=False, axis="x")
-    said = (f"{wires}: " + ", ".join(f"{n} {v:.0f} %" for n, v in found.items()) for wires, found in shares.items())
-    figures.show(figure, "; ".join(said) + f"; types alone {types:.0f} %, random vectors {chance:.0f} %.")
-
-
 def explore_splits(differences: Mapping[str, np.ndarray], overlap: float) -> None:
     """Explore the mean of the first splits, with the interval for independent samples and the widened one."""
 

@@ -1,8 +1,7 @@
 """The exercises of 17_code_as_data."""
 
-import functools
-import itertools
-from collections import Counter, namedtuple
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dlscale.code_as_data import Graph, reordered
-from dlscale.code_as_data.corpus import load
+from dlscale.code_as_data import reordered
+from dlscale.code_as_data.corpus import split
 from dlscale.course.exercises import Exercise, compare
 
 PROGRAMS = {
@@ -23,15 +22,13 @@ PROGRAMS = {
     "x + 1": (lambda x, y: x + 1, set()),
 }
 
-Equation, Traced = namedtuple("Equation", "invars outvars"), namedtuple("Traced", "eqns")
-
 
 def _wires(answer: Any) -> str | None:
     for name, (f, wanted) in PROGRAMS.items():
         eqns = []  # as in a jaxpr, with a string for each variable: plain values reach an answer in another process
         for one in jax.make_jaxpr(f)(*np.ones((2, 3), np.float32)).eqns:
-            eqns.append(Equation([*map(str, one.invars)], [*map(str, one.outvars)]))
-        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(Traced(eqns))}
+            eqns.append(SimpleNamespace(invars=[*map(str, one.invars)], outvars=[*map(str, one.outvars)]))
+        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(SimpleNamespace(eqns=eqns))}
         if wrong := sorted(given ^ wanted):
             return f"in {name}, the wire {wrong[0]} {'is missing' if wrong[0] in wanted else 'does not exist'}."
     return None
@@ -91,30 +88,21 @@ def ceiling(seen, labels):
 )
 
 
-@functools.cache
-def puzzles() -> tuple[list[Graph], np.ndarray, np.ndarray]:
-    """Wirings, their statements in any order that the flow allows; which wiring each has; which ones are judged."""
-    names, recipes, graphs = load("wirings")
-    rng = np.random.default_rng(6)
-    couples, kinds = sorted(set(recipes)), sorted(set(names))
-    judged = set(rng.choice(couples, len(couples) // 3, replace=False).tolist())
-    wiring = np.array([kinds.index(name) for name in names])
-    return [reordered(one, rng) for one in graphs], wiring, np.array([recipe in judged for recipe in recipes])
-
-
 def _words(answer: Any) -> str | None:
-    """Least squares on counts of the answer's words."""
-    graphs, wiring, judged = puzzles()
+    """Least squares on counts of the answer's words, for pairs held out, the statements in any order of the flow."""
+    rng, parts = np.random.default_rng(6), split(7)
+    graphs = [reordered(one, rng) for part in ("train", "known") for one in parts[part][0]]
     bags = [Counter(map(str, answer(list(one.statements), one.data.copy()))) for one in graphs]
-    places = {word: i for i, word in enumerate(set().union(*itertools.compress(bags, ~judged)), 1)}
+    count, classes = len(parts["train"][0]), np.eye(3)[parts["train"][1]]
+    places = {word: i for i, word in enumerate(set().union(*bags[:count]))}
     x = np.zeros((len(bags), len(places) + 1))
-    x[:, 0] = 1
+    x[:, -1] = 1
     for row, bag in zip(x, bags, strict=True):
         for word in bag.keys() & places:
             row[places[word]] = np.log1p(bag[word])
-    inner = x[~judged] @ x[~judged].T + 0.1 * np.eye((~judged).sum())
-    scores = x[judged] @ x[~judged].T @ np.linalg.solve(inner, np.eye(3)[wiring[~judged]])
-    found = (scores.argmax(1) == wiring[judged]).mean()
+    inner = x[:count] @ x[:count].T + 0.1 * np.eye(count)
+    scores = x[count:] @ x[:count].T @ np.linalg.solve(inner, classes)
+    found = (scores.argmax(1) == parts["known"][1]).mean()
     return None if found >= 0.9 else f"your words get {found:.0%} right; 90% are asked for."
 
 

@@ -7,6 +7,7 @@ gradients travel (`System`), and the time that a whole run takes on a machine of
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -100,32 +101,28 @@ def loss(params: Params, x: Array, y: Array, extra: Array | float, half: bool = 
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).sum() / SHARE
 
 
-def _in_float32(norm_scale: Array | float) -> bool:
-    return isinstance(norm_scale, float) and norm_scale == 0
-
-
-def length(a: Array, norm_scale: Array | float = 0.0) -> Array:
-    """The Euclidean norm; with another `norm_scale` than 0 that of norm_scale · a, computed in float16."""
-    if _in_float32(norm_scale):
+def length(a: Array, norm_scale: Array | float | None = None) -> Array:
+    """The Euclidean norm; with a `norm_scale` that of norm_scale · a, computed in float16."""
+    if norm_scale is None:
         return jnp.sqrt(jnp.sum(a**2))
     rounded = lambda a: precision.quantize(a, "float16")  # noqa: E731
     return rounded(jnp.sqrt(rounded(jnp.sum(rounded(rounded(a * norm_scale) ** 2))))) / norm_scale
 
 
 def optimizer(
-    switches: Switches, rate: Array | float, steps: Array | int, norm_scale: Array | float = 0.0
+    switches: Switches, rate: Array | float, steps: Array | int, norm_scale: Array | float | None = None
 ) -> optax.GradientTransformation:
     """Momentum with warm-up, decay of the rate and weight decay; LARS (You et al. 2017) as the switches say.
 
-    In LARS a layer's step is multiplied by TRUST · |w| / (|g| + DECAY · |w|). With another `norm_scale` than 0 these
-    norms are computed in float16, that of the gradient times `norm_scale`. All but that may be traced.
+    In LARS a layer's step is multiplied by TRUST · |w| / (|g| + DECAY · |w|). With a `norm_scale` these norms are
+    computed in float16, that of the gradient times `norm_scale`. All may be traced.
     """
 
     def start(params: Params) -> tuple[Params, Array]:
         return jax.tree.map(jnp.zeros_like, params), jnp.int32(0)
 
     def ratio(weights: Array, gradient: Array) -> Array:
-        ours, its = length(weights, float(not _in_float32(norm_scale))), length(gradient, norm_scale)
+        ours, its = length(weights, None if norm_scale is None else 1.0), length(gradient, norm_scale)
         return jnp.where((ours > 0) & (its > 0), TRUST * ours / (its + DECAY * ours), 1.0)
 
     def update(gradients: Params, state: tuple[Params, Array], params: Params) -> tuple[Params, tuple[Params, Array]]:
@@ -152,21 +149,18 @@ def scaled(inner: optax.GradientTransformation, half: bool) -> optax.GradientTra
 # What each part is worth
 
 
-def shapley(worth: Mapping[frozenset[str], Any], parts: Sequence[str]) -> dict[str, np.ndarray]:
+def shapley(worth: Mapping[frozenset[str], Any], parts: Sequence[str]) -> dict[str, Any]:
     """What each part adds to `worth`, on average over all orders in which the parts could be added (Shapley 1953).
 
     `worth` has a number, or an array of them, for every set of parts; the sum over the parts is that of all of them
-    minus that of none. Raises ValueError if a set is missing.
+    minus that of none.
     """
-    if missing := 2 ** len(parts) - len([s for s in worth if s <= set(parts)]):
-        raise ValueError(f"{missing} of the {2 ** len(parts)} sets of parts are missing.")
-    weights = [1 / (len(parts) * math.comb(len(parts) - 1, size)) for size in range(len(parts))]
-
-    def value(part: str) -> np.ndarray:
-        without = [s for s in worth if part not in s and s <= set(parts)]
-        return sum(weights[len(s)] * (np.asarray(worth[s | {part}]) - np.asarray(worth[s])) for s in without)
-
-    return {part: value(part) for part in parts}
+    found = dict.fromkeys(parts, 0.0)
+    for part, size in itertools.product(parts, range(len(parts))):
+        for before in map(frozenset, itertools.combinations([other for other in parts if other != part], size)):
+            brought = worth[before | {part}] - worth[before]
+            found[part] += brought / (len(parts) * math.comb(len(parts) - 1, size))
+    return found
 
 
 # How gradients travel
@@ -273,28 +267,23 @@ def layer_seconds(
 RINGS = ("every round waits", "no round waits")
 
 
-def ring_latency(machine: Machine, ring: str) -> float:
-    """Seconds of latency of a round of a ring of all GPUs, laid along the nodes: one of a node's messages leaves it.
-
-    If "every round waits" for its slowest message, it is the network's. If "no round waits", because each worker sends
-    on at once what it has, it is the mean over all messages.
-    """
-    checks.known("ring", ring, RINGS)
-    inside = machine.node - 1 if ring == RINGS[1] else 0
-    return (inside * machine.inside.latency + machine.outside.latency) / (inside + 1)
-
-
 def all_reduce_seconds(
     size: float, workers: int, machine: Machine, algorithm: str = "hybrid", ring: str = RINGS[0]
 ) -> float:
-    """Seconds to sum `size` bytes: around a "ring" of all GPUs, "hierarchical", or "hybrid", the faster of the two."""
+    """Seconds to sum `size` bytes: around a "ring" of all GPUs, "hierarchical", or "hybrid", the faster of the two.
+
+    The ring is laid along the nodes: one of a node's messages leaves it. If "every round waits" for its slowest
+    message, its latency is the network's. If "no round waits", because each worker sends on at once what it has, the
+    latency is the mean over all messages.
+    """
     nodes, (latency, bandwidth), near = max(1, workers // machine.node), machine.outside, machine.inside
+    fast = machine.node - 1 if checks.known("ring", ring, RINGS) == RINGS[1] else 0
+    around = (fast * near.latency + latency) / (fast + 1)
     inside = costs.formula("tree", min(workers, machine.node), size, near.latency, 1 / near.bandwidth)
-    times = {
-        "ring": costs.formula("ring", workers, size, ring_latency(machine, ring), 1 / bandwidth),
-        "hierarchical": inside + costs.formula("ring", nodes, size, latency, 1 / bandwidth),
-    }
-    return (times | {"hybrid": min(times.values())})[checks.known("algorithm", algorithm, [*times, "hybrid"])]
+    flat = costs.formula("ring", workers, size, around, 1 / bandwidth)
+    levels = inside + costs.formula("ring", nodes, size, latency, 1 / bandwidth)
+    found = {"ring": flat, "hierarchical": levels, "hybrid": min(flat, levels)}
+    return found[checks.known("algorithm", algorithm, found)]
 
 
 def simulated_ring(size: float, workers: int, machine: Machine) -> float:

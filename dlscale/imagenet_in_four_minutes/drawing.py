@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlscale.imagenet_in_four_minutes import Prediction
+from dlscale.imagenet_in_four_minutes import PUBLISHED, RINGS, Prediction
 from dlscale.lab.intervals import interval
 from dlscale.page import figures, widgets
 
@@ -32,10 +32,8 @@ def without(minutes: Mapping[str, float], points: Mapping[str, float], base: flo
     labels = (f"minutes longer without it (all on: {base:.1f})", "accuracy points lost without it")
     for ax, found, label, color in zip(axes, (minutes, points), labels, (figures.BLUE, figures.ORANGE), strict=True):
         texts = [f"{value:.1f}".replace("-", "−") for value in found.values()]
-        ax.barh([*found], [*found.values()], 0.6, color=color)
-        for place, (text, value) in enumerate(zip(texts, found.values(), strict=True)):
-            ax.text(max(value, 0), place, f" {text}", va="center")
-        ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5), xlim=(min(0, *found.values()), 1.25 * max(found.values())))
+        ax.bar_label(ax.barh([*found], [*found.values()], 0.6, color=color), texts, padding=3)
+        ax.set(xlabel=label, ylim=(len(found) - 0.5, -0.5), xmargin=0.3)
         ax.grid(visible=False, axis="y")
         said.append(f"{label}: " + ", ".join(map(" ".join, zip(found, texts, strict=True))))
     figures.show(fig, "; ".join(said) + ".")
@@ -45,21 +43,15 @@ def switchboard(
     losses: Callable[..., np.ndarray], sent: Callable[..., tuple[int, int]], travel: Sequence[Sequence[str]]
 ) -> None:
     """Explore six switches: the training loss, and what travels in a step; `travel` are fusions and all-reduces."""
-    off = {**dict.fromkeys(NAMES, False), "fusion": travel[0][0], "all_reduce": travel[1][0]}
-    before, most = losses(**off), sent(**off)
+    before = losses(**dict.fromkeys(NAMES, False))
 
-    def paint(left: Axes, right: Axes, **chosen: str) -> None:
-        (line,) = left.plot(before, color=figures.GREY, linewidth=1)
-        figures.name(left, line, "all off", 6)
-        (line,) = left.plot(losses(**_switched(chosen)), color=figures.RED)
-        figures.name(left, line, "your parts", -6)
-        left.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) + 14))
-        now = sent(**_switched(chosen))
-        right.barh(["messages", "bytes"], 100 * np.divide(now, most), 0.5, color=figures.BLUE)
-        right.text(0, 0.42, f"{now[0]:,} messages", va="center")
-        right.text(0, 1.42, f"{now[1]:,} bytes", va="center")
-        right.set(xlim=(0, 115), ylim=(1.7, -0.5), xlabel="sent in a step, % of all off")
-        right.grid(visible=False, axis="y")
+    def paint(ax: Axes, **chosen: str) -> None:
+        (line,) = ax.plot(before, color=figures.GREY, linewidth=1)
+        figures.name(ax, line, "all off", 6)
+        (line,) = ax.plot(losses(**_switched(chosen)), color=figures.RED)
+        figures.name(ax, line, "your parts", -6)
+        ax.set(xlabel="step", ylabel="loss of the eight workers", ylim=(0, 3), xlim=(0, len(before) + 6))
+        ax.set_title("sent in a step: {:,} messages, {:,} bytes".format(*sent(**_switched(chosen))))
 
     def caption(**chosen: str) -> str:
         (messages, size), last = sent(**_switched(chosen)), losses(**_switched(chosen))[-10:].mean()
@@ -69,21 +61,18 @@ def switchboard(
             f"Mean loss of the last ten steps {last:.2f}; {messages:,} messages and {size:,} bytes a step."
         )
 
-    start = {"lars": "on", "extra_norm": "on"}
-    controls = {name: widgets.menu(text, OFF_ON, start.get(name)) for name, text in NAMES.items()}
+    controls = {n: widgets.menu(NAMES[n], OFF_ON, "on" if n in ("lars", "extra_norm") else "off") for n in NAMES}
     controls["fusion"] = widgets.menu("fusion", travel[0], travel[0][1])
     controls["all_reduce"] = widgets.menu("all-reduce", travel[1])
-    widgets.explore_axes(paint, alt=caption, columns=2, height=3.2, **controls)
+    widgets.explore_axes(paint, alt=caption, height=3.2, **controls)
 
 
 def norms(exponents: Sequence[int], ratios: np.ndarray) -> None:
     """The norm in float16 over the right one, for gradients of these sizes (powers of two)."""
     fig, ax = figures.new(height=2.6)
     ax.plot(exponents, np.minimum(ratios, 2.0), "o-", color=figures.BLUE, markersize=4)
-    ax.text(exponents[-1], 1.75, "infinite", color=figures.RED, ha="right", va="top")
-    ax.text(exponents[0], 0.15, "zero", color=figures.RED)
-    ax.set_yticks((0, 0.5, 1, 2), ("0", "0.5", "1", "∞"))
     ax.axhline(1, color=figures.GREY, linestyle=":", linewidth=1)
+    ax.set_yticks((0, 0.5, 1, 2), ("zero", "0.5", "1", "infinite"))
     ax.set(xlabel="size of the gradient's entries (power of two)", ylabel="norm in float16 / norm", ylim=(-0.1, 2.2))
     good = [e for e, ratio in zip(exponents, ratios, strict=True) if abs(ratio - 1) < 0.05]
     said = f"right to 5 % from 2 to the power {good[0]} to {good[-1]}; too short below, infinite above"
@@ -102,10 +91,9 @@ def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> No
 
     def paint(ax: Axes, **chosen: str) -> None:
         for place, parts in enumerate(order):
-            mean, low, high = interval(worth[parts])
+            mean, _, high = interval(worth[parts])
             color, width = (figures.RED, 6) if parts == chosen_parts(chosen) else ("#b0b0b0", 3)
-            ax.plot([low, high], [place] * 2, color=color, linewidth=width, solid_capstyle="butt")
-            ax.plot(mean, place, "o", color=color, markersize=width + 2)
+            ax.errorbar(mean, place, xerr=high - mean, fmt="o", color=color, elinewidth=width, markersize=width + 2)
         ax.axvline(small.mean(), color=figures.BLUE, linewidth=1.5)
         ax.text(small.mean() - 0.4, 0, "batch 50,\nno part", color=figures.BLUE, ha="right", va="center")
         ax.set_yticks(range(len(order)), [spoken(parts) for parts in order])
@@ -124,15 +112,12 @@ def systems(worth: Mapping[frozenset[str], np.ndarray], small: np.ndarray) -> No
 # Section 4
 
 
-def timeline(
-    predicted: Callable[..., Prediction], published: Mapping[tuple[str, int], float], algorithms: Sequence[str],
-    rings: Sequence[str],
-) -> None:  # fmt: skip
+def timeline(predicted: Callable[..., Prediction], network: str = "ResNet-50", fusion: str = "off") -> None:
     """Explore the timeline of a step: what is computed and sent when, as the parts are switched."""
 
     def paint(ax: Axes, **chosen: Any) -> None:
         now = predicted(**_switched(chosen))
-        _, begin, end = np.transpose(now.messages) if now.messages else np.zeros((3, 0))
+        _, begin, end = np.transpose(now.messages)
         forward, backward = np.split(np.append(now.forward, now.backward), 2)
         rows = [(begin, end), (np.append(forward[-1], backward[:-1]), backward), (np.append(0, forward[:-1]), forward)]
         for place, ((a, b), color) in enumerate(zip(rows, (figures.ORANGE, figures.BLUE, figures.SKY), strict=True)):
@@ -140,7 +125,7 @@ def timeline(
         ax.axvline(1e3 * backward[-1], color=figures.GREY, linestyle=":", linewidth=1)
         ax.text(1e3 * backward[-1], 2.45, " last gradient", color=figures.GREY, va="top")
         ax.set_yticks((0, 1, 2), ("messages", "backward", "forward"))
-        paper = published.get((chosen["network"], chosen["gpus"]))
+        paper = PUBLISHED.get((chosen["network"], chosen["gpus"]))
         beside = f"; published, all parts on: {paper:.1f}" if paper else ""
         ax.set_title(f"{chosen['network']}, {chosen['gpus']:,} GPUs: {now.minutes:.1f} minutes{beside}", loc="left")
         ax.set(xlabel="time in a step (ms)", xlim=(0, 1020 * now.step), ylim=(-0.5, 2.5))
@@ -154,57 +139,15 @@ def timeline(
             f"them after the last gradient; messages: {len(now.messages)}; {now.minutes:.1f} minutes."
         )
 
-    network, gpus = widgets.menu("network", ("ResNet-50", "AlexNet")), (64, 256, 1024, 2048)
-    controls = {"network": network, "gpus": widgets.slider("GPUs", gpus, 2048, "{:,}")}
-    controls |= {"half": widgets.menu("float16", OFF_ON, "on"), "ring": widgets.menu("ring", rings, rings[1])}
-    controls |= {"fusion": widgets.menu("fusion, 4 MB", OFF_ON), "algorithm": widgets.menu("all-reduce", algorithms)}
-    controls["overlap"] = widgets.menu("overlap", OFF_ON, "on")
+    controls = {"network": widgets.menu("network", ("ResNet-50", "AlexNet"), network)}
+    controls |= {"gpus": widgets.slider("GPUs", (64, 256, 1024, 2048), 2048, "{:,}")}
+    controls |= {"half": widgets.menu("float16", OFF_ON, "on"), "ring": widgets.menu("ring", RINGS, RINGS[1])}
+    controls |= {"fusion": widgets.menu("fusion", OFF_ON, fusion), "overlap": widgets.menu("overlap", OFF_ON, "on")}
+    controls["algorithm"] = widgets.menu("all-reduce", ("ring", "hierarchical", "hybrid"))
     widgets.explore_axes(paint, alt=caption, height=3.0, **controls)
 
 
 # Further
-
-
-def rings(sizes: np.ndarray, times: Mapping[str, np.ndarray], simulated: Mapping[float, float]) -> None:
-    """Seconds of an all-reduce over its size, by name; `simulated` are single points of the last one."""
-    fig, ax = figures.new(height=3.2)
-    colors = (figures.GREY, figures.ORANGE, figures.BLUE)
-    for color, (name, values) in zip(colors, times.items(), strict=True):
-        ax.plot(sizes / 1e6, 1e3 * values, color=color)
-        ax.annotate(name, (sizes[0] / 1e6, 1e3 * values[0]), (0, 5), textcoords="offset points", color=color)
-    (dots,) = ax.plot(np.array([*simulated]) / 1e6, 1e3 * np.array([*simulated.values()]), "o", color=figures.BLUE)
-    figures.name(ax, dots, "simulated", -12)
-    ax.set(xscale="log", yscale="log", xlabel="size of the message (MB)", ylabel="time of an all-reduce (ms)")
-    ax.set(xticks=(0.001, 0.01, 0.1, 1, 10, 100), xticklabels=("0.001", "0.01", "0.1", "1", "10", "100"))
-    ax.set(yticks=(1, 2, 5, 10, 20, 50), yticklabels=(1, 2, 5, 10, 20, 50))
-    ax.minorticks_off()
-    said = ", ".join(f"{name} {1e3 * values[0]:.2g} ms" for name, values in times.items())
-    figures.show(fig, f"An all-reduce of {sizes[0] / 1e3:.0f} KB: {said}. Dots: simulated message by message.")
-
-
-def passes(counts: Sequence[int], speeds: np.ndarray, published: tuple[float, float], needed: float) -> None:
-    """Explore passes through memory: images a second in float16 (counts,); `needed` of them explain the published."""
-
-    def paint(ax: Axes, number: int) -> None:
-        (line,) = ax.plot(counts, speeds, color=figures.BLUE)
-        figures.name(ax, line, "our float16")
-        for value, text in zip(published, ("published, float32", "published, float16"), strict=True):
-            ax.axhline(value, color=figures.RED, linewidth=1, linestyle=":")
-            ax.text(counts[-1] + 0.5, value + 3, text, color=figures.RED, va="bottom")
-        ax.plot([needed] * 2, [150, published[1]], color=figures.RED, linewidth=1, linestyle=":")
-        ax.text(needed + 0.3, 153, f"needed: {needed:.0f}", color=figures.RED)
-        (dot,) = ax.plot(number, speeds[counts.index(number)], "o", color=figures.BLUE, markersize=9)
-        figures.name(ax, dot, "our count" if number == 13 else f"{number}", -10)
-        ax.set(xlabel="passes through memory for each layer's outputs", ylabel="images per second, one GPU")
-        ax.set(xlim=(0, counts[-1] + 12), ylim=(150, 270), xticks=range(0, counts[-1] + 1, 4))
-
-    def caption(number: int) -> str:
-        return (
-            f"{number} passes: {speeds[counts.index(number)]:.0f} images per second in float16; published are "
-            f"{published[1]:.0f}, which need {needed:.0f}."
-        )
-
-    widgets.explore_axes(paint, alt=caption, number=widgets.slider("passes", [*counts], 13))
 
 
 def sensitivity(moved: Callable[[str], tuple[dict[str, Sequence[float]], float, float]], runs: Sequence[str]) -> None:
@@ -217,8 +160,7 @@ def sensitivity(moved: Callable[[str], tuple[dict[str, Sequence[float]], float, 
         ax.axvline(usual, color=figures.BLACK, linewidth=1)
         ax.axvline(paper, color=figures.RED, linewidth=1.5, linestyle=":")
         ax.text(paper, len(found) - 0.45, " published", color=figures.RED, va="bottom")
-        most = max(paper, *map(max, found.values()))
-        ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, 1.15 * most))
+        ax.set(xlabel="predicted minutes", ylim=(len(found) - 0.4, -0.6), xlim=(0, None))
         ax.set_title(f"{run}: each constant halved (orange) or doubled (blue)", fontsize=10, loc="left")
         ax.grid(visible=False, axis="y")
 
