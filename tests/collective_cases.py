@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-from hypothesis import strategies as st
 
 from dlscale import collectives
 
@@ -25,20 +24,13 @@ def numbers(workers, shape, dtype, seed=0):
     return values.astype(dtype)
 
 
-@st.composite
-def cases(draw, name, algorithm, workers):
-    """As `case`, drawn at random."""
-    if algorithm == "halving":
-        workers = workers.filter(lambda count: count & (count - 1) == 0)
-    count = draw(workers)
-    return case(
-        name, algorithm, count, draw(st.sampled_from(SHAPES)), draw(st.sampled_from(DTYPES)),
-        draw(st.integers(0, count - 1)) if name in ROOTED else 0,
-    )  # fmt: skip
+def case(name, algorithm, count, number):
+    """A function of a worker's x, the input of all workers, and the wanted results of all, (workers, …) each.
 
-
-def case(name, algorithm, count, shape, dtype, root=0):
-    """A function of a worker's x, the input of all workers, and the wanted results of all, (workers, …) each."""
+    Shape, dtype and root vary with the number; "halving" takes a power of two of workers.
+    """
+    count = 2 ** (count.bit_length() - 1) if algorithm == "halving" else count
+    shape, dtype, root = SHAPES[number % 4], DTYPES[number % 5], number % count
     in_parts = name in ("scatter", "reduce_scatter", "all_to_all")
     x = numbers(count, (count, *shape) if in_parts else shape, dtype)
     options = {"root": root} if name in ROOTED else {"algorithm": algorithm}

@@ -64,7 +64,6 @@ CALLS = {
     "code_as_data.hits": (lambda x: code.hits(x, "abcd", [["a", "b"], ["c", "d"]], 1), (4, 3)),
     "code_as_data.answered": (lambda x: code.answered(x, np.array([[0, 1, 2, 3]])), (4, 3)),
     **{f"collectives.{name}": (together(collectives.operation(name)), (4, 4, 3)) for name in collectives.COLLECTIVES},
-    "collectives.circulant": (together(lambda x: collectives.circulant(x, "workers")), (4, 3)),
     "gradient_compression.where_largest": (lambda x: jnp.where(compression.where_largest(x, 2), x, 0), (5,)),
     "gradient_compression.largest": (lambda x: compression.largest(x, 2), (5,)),
     **{f"gradient_compression.{name}": (there_and_back(made), (4, 3)) for name, made in {

@@ -12,16 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import Cells
-from collective_cases import OPERATIONS, cases, check, numbers
+from collective_cases import OPERATIONS, case, check, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlscale import collectives, costs
 from dlscale.collectives import exercises
 from dlscale.lab import jax_internals
-
-WORKERS = st.integers(1, 9)
 
 
 def on_all(f, x):
@@ -31,63 +28,53 @@ def on_all(f, x):
 
 
 @pytest.mark.parametrize("name, algorithm", OPERATIONS)
-@settings(max_examples=2, deadline=None)
-@given(st.data())
-def test_under_vmap(name, algorithm, data):
-    f, x, wanted = data.draw(cases(name, algorithm, WORKERS))
+@settings(max_examples=2)
+@given(st.integers(1, 9), st.integers(0, 59))
+def test_under_vmap(name, algorithm, workers, number):
+    f, x, wanted = case(name, algorithm, workers, number)
     check(on_all(f, x), wanted)
 
 
 @pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
 def test_all_reduce_of_floats_gives_every_worker_the_same_bits_but_for_none_the_exact_sum(algorithm):
-    x = np.random.default_rng(0).normal(size=(9, 1000)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
     result = on_all(lambda x: collectives.all_reduce(x, "workers", algorithm), x)
     assert (result == result[0]).all()
     # each of the at most P additions rounds by half a unit in the last place of what it has
-    np.testing.assert_allclose(result[0], x.sum(0, dtype=float), rtol=0, atol=9 * 2**-24 * np.abs(x).sum(0).max())
+    np.testing.assert_allclose(result[0], x.sum(0, dtype=float), rtol=0, atol=5 * 2**-24 * np.abs(x).sum(0).max())
 
 
-VARIANTS = [
-    *(({"algorithm": name, "op": jnp.maximum}, 20, np.max) for name in collectives.ALGORITHMS),
-    ({"algorithm": "hierarchical", "group_size": 4}, 12, np.sum),
-]
+@pytest.mark.parametrize("algorithm", collectives.ALGORITHMS)
+def test_groups_work_side_by_side_with_an_operation_of_their_own(algorithm):
+    x, groups = numbers(7, (3,), "int32"), [[1, 4, 6], [5, 2, 0]]
+    result = on_all(lambda x: collectives.all_reduce(x, "workers", algorithm, jnp.maximum, groups), x)
+    for group in groups:
+        np.testing.assert_array_equal(result[group], np.broadcast_to(x[group].max(0), (3, 3)))
 
 
-@pytest.mark.parametrize("options, workers, wanted", VARIANTS)
-def test_options_other_operations_and_many_workers(options, workers, wanted):
-    x = numbers(workers, (5,), "int32")
-    result = on_all(lambda x: collectives.all_reduce(x, "workers", **options), x)
-    np.testing.assert_array_equal(result, np.broadcast_to(wanted(x, axis=0), x.shape))
-
-
-def test_groups_work_side_by_side():
-    x, groups = numbers(10, (3,), "int32"), [[1, 4, 7], [9, 2, 0]]
-    for algorithm in collectives.ALGORITHMS:
-        result = on_all(lambda x, a=algorithm: collectives.all_reduce(x, "workers", a, groups=groups), x)
-        for group in groups:
-            np.testing.assert_array_equal(result[group], np.broadcast_to(x[group].sum(0), (3, 3)), algorithm)
-    result = on_all(lambda x: collectives.broadcast(x, "workers", 2, groups), x)
+def test_roots_of_groups_and_the_size_of_a_hierarchy():
+    x = numbers(12, (3,), "int32")
+    result = on_all(lambda x: collectives.broadcast(x, "workers", 2, [[1, 4, 7], [9, 2, 0]]), x)
     np.testing.assert_array_equal(result[[1, 4, 7]], x[[7, 7, 7]])
+    result = on_all(lambda x: collectives.all_reduce(x, "workers", "hierarchical", group_size=4), x)
+    np.testing.assert_array_equal(result, np.broadcast_to(x.sum(0), x.shape))
 
 
 # Elsewhere
 
 EMULATED = """
 import jax, numpy as np
-from collective_cases import DTYPES, OPERATIONS, SHAPES, case, check
+from collective_cases import OPERATIONS, case, check
 from dlscale.lab import devices
 
-devices.emulate(6)
+devices.emulate(4)
 spec = jax.sharding.PartitionSpec("workers")
 for number, (name, algorithm) in enumerate(OPERATIONS):
-    for way, workers in (("pmap", 5), ("shard_map", 6))[number % 2 :]:
-        workers = 4 if algorithm == "halving" else workers
-        root = (number + 3) % workers
-        f, x, wanted = case(name, algorithm, workers, SHAPES[number % 3], DTYPES[(number + workers) % 5], root)
-        mesh, mine = devices.mesh(workers), lambda x: f(x[0])[None]
-        sharded = jax.shard_map(mine, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        run = jax.pmap(f, axis_name="workers") if way == "pmap" else jax.jit(sharded)
-        check(np.asarray(run(x)), wanted)
+    f, x, wanted = case(name, algorithm, 4 if algorithm == "halving" else 3, number + number // 3)  # not empty
+    mesh, mine = devices.mesh(len(x)), lambda x: f(x[0])[None]
+    sharded = jax.shard_map(mine, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    run = jax.pmap(f, axis_name="workers") if number % 2 else jax.jit(sharded)
+    check(np.asarray(run(x)), wanted)
 """
 
 
@@ -118,7 +105,7 @@ def test_rounds_and_bytes_are_those_of_the_textbook(workers):
         assert sum(r.combined for r in found.rounds) == combined, algorithm
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(2, 17), st.integers(0, 40), st.sampled_from(collectives.ALGORITHMS))
 def test_laws_of_every_schedule(workers, length, algorithm):
     found = collectives.schedule(algorithm, workers, (length,), "float16")
@@ -159,9 +146,8 @@ def test_counts_of_the_others(collective, algorithm, shape, rounds, sent):
     "call, error, words",
     [
         (lambda x: collectives.all_reduce(x, "elsewhere"), NameError, "elsewhere.*jax.shard_map"),
-        (lambda x: collectives.all_reduce([x, x[:2]], "workers"), TypeError, "one array, not a list.*mixed shapes"),
+        (lambda x: collectives.all_reduce([x, x[:2]], "workers"), TypeError, "one array, not a list.*ravel_pytree"),
         (lambda x: collectives.reduce(x, "workers", op=jnp.outer), ValueError, r"op must .* into float32\[3, 3\]"),
-        (lambda x: collectives.all_reduce(x, "workers", "ring", chunks=3), ValueError, "option of 'ring' 'chunks'"),
         (lambda x: collectives.all_reduce(x, "workers", "rings"), ValueError, "Did you mean 'ring'"),
         (lambda x: collectives.broadcast(x, "workers", 6), ValueError, "root"),
         (lambda x: collectives.scatter(x, "workers"), ValueError, "one part for each of 6"),
@@ -169,9 +155,7 @@ def test_counts_of_the_others(collective, algorithm, shape, rounds, sent):
         (lambda x: collectives.all_reduce(x, "workers", "hierarchical", group_size=4), ValueError, "do not divide 6"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 1], [2]]), ValueError, "equally long"),
         (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 1], [1, 2]]), ValueError, "share no worker"),
-        (lambda x: collectives.all_reduce(x, "workers", groups=[[0, 6]]), ValueError, "0 to 5"),
         (lambda x: collectives.schedule("ring", 4, (3,), collective="allreduce"), ValueError, "collective"),
-        (lambda x: collectives.operation("all_reduce", "circulant", chunks=2), ValueError, "of .circulant. .chunks"),
     ],
 )
 def test_bad_input(call, error, words):
@@ -196,14 +180,6 @@ def passed_on(x, axis_name):
     return x
 
 
-def circulant_of_the_lesson(x, axis_name):
-    """As few rounds and bytes as Rabenseifner's, but nobody swaps."""
-    lesson = Cells("08_collectives")
-    lesson.update(jnp=jnp, lax=jax.lax)
-    lesson.run("collectives-circulant")
-    return lesson["circulant_all_reduce"](x, axis_name)
-
-
 @pytest.mark.parametrize(
     "exercise, written, words",
     [
@@ -213,8 +189,7 @@ def circulant_of_the_lesson(x, axis_name):
         (exercises.butterfly, lambda x, axis_name: swapped(x, axis_name, jnp.maximum), "differs in"),
         (exercises.butterfly, lambda x, axis_name: ..., "no answer yet"),
         (exercises.butterfly, collectives.all_reduce, "write it with jax.lax.ppermute"),
-        (exercises.rabenseifner, swapped, "2 arrays: less is enough"),
-        (exercises.rabenseifner, circulant_of_the_lesson, "does not send to"),
+        (exercises.butterfly, lambda x, axis_name: swapped(jnp.stack([x, x]), axis_name)[0], "4 arrays in 2 rounds"),
     ],
 )
 def test_what_a_reader_writes(exercise, written, words):
@@ -245,8 +220,6 @@ def test_crossings_and_messages_on_the_busiest_wire(exercise, written, right):
 
 @pytest.mark.parametrize("P", [2, 5, 8, 12])
 def test_the_circulant_has_the_bytes_of_the_ring_in_few_rounds(P):
-    x = numbers(P, (2 * P + 1,), "int32")
-    np.testing.assert_array_equal(on_all(lambda x: collectives.circulant(x, "workers"), x), [x.sum(0)] * P)
     circulant, ring = (collectives.schedule(a, P, (P,)) for a in ("circulant", "ring"))
     assert len(circulant.rounds) == 2 * math.ceil(math.log2(P)) <= len(ring.rounds)
     assert circulant.sent().sum(0).max() == ring.sent().sum(0).max()

@@ -21,7 +21,6 @@ what has reached whom by then.
 """
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,8 +66,7 @@ class _Group(NamedTuple):
 def _group(x: Array, axis_name: str, groups: Groups, op: Op | None = None, root: int = 0) -> _Group:
     """The groups of these workers, each from its root on: its position is then the distance from the root."""
     if not hasattr(x, "shape"):
-        several = "jax.tree.map takes several one by one, jax.flatten_util.ravel_pytree joins them, of mixed shapes too"
-        raise TypeError(f"A collective takes one array, not a {type(x).__name__}: {several}.")
+        raise TypeError(f"A collective takes one array, not a {type(x).__name__}: ravel_pytree joins several.")
     if op and ((made := jax.eval_shape(op, x, x)).shape, made.dtype) != (x.shape, x.dtype):
         wanted, found = (f"{a.dtype}{list(a.shape)}" for a in (x, made))
         raise ValueError(f"op must combine two arrays {wanted} into one like them, not into {found}.")
@@ -245,17 +243,16 @@ def all_reduce(
     - "tree": reduce to worker 0, then broadcast.
     - "butterfly": recursive doubling, everybody exchanges all with a partner twice as far away in each round.
     - "rabenseifner" (2004; the lecture's RedScat+Gat): reduce-scatter by halving, all-gather by doubling.
+    - "circulant": the ring's bytes in 2⌈log₂ P⌉ rounds, for any number of workers (after Bruck et al. 1997).
     - "torus", as nearly square as can be: reduce-scatter along rows, all-reduce along columns, all-gather along rows.
     - "hierarchical", `group_size`: reduce within groups, a ring of their first members, broadcast within groups (Jia
       et al. 2018, arXiv:1807.11205).
 
     Where the number of workers is no power of two, butterfly and rabenseifner let those beyond it hand over their x
     first and get the result last. The group size is the square root of their number, or a little less, unless given.
-    Raises ValueError for an unknown algorithm or option and for workers that it cannot serve.
+    Raises ValueError for an unknown algorithm and for workers that it cannot serve.
     """
     checks.known("algorithm", algorithm, ALGORITHMS)
-    for option in options:
-        checks.known(f"option of {algorithm!r}", option, OPTIONS.get(algorithm, ()))
     group = _group(x, axis_name, groups, op)
     return _ALL_REDUCE[algorithm](x, group, op, **options) if group.size > 1 else x
 
@@ -332,25 +329,20 @@ def _hierarchical(x: Array, group: _Group, op: Op, group_size: int | None = None
     return broadcast(x, group.axis_name, 0, small)
 
 
-_ALL_REDUCE: dict[str, Callable[..., Array]] = {
-    "ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly,
-    "rabenseifner": _rabenseifner, "torus": _torus, "hierarchical": _hierarchical,
-}  # fmt: skip
-ALGORITHMS = tuple(_ALL_REDUCE)
-OPTIONS = {"hierarchical": ("group_size",)}
-
-
-def circulant(x: Array, axis_name: str, op: Op = jnp.add, groups: Groups = None) -> Array:
-    """An all-reduce with the ring's bytes in 2⌈log₂ P⌉ rounds, for any number of workers (after Bruck et al. 1997).
-
-    It is Bruck's all-gather, and before it the same backwards: chunk i of `mine` is for the worker i further on.
-    """
-    group = _group(x, axis_name, groups, op)
+def _circulant(x: Array, group: _Group, op: Op) -> Array:
+    """Bruck's all-gather, and before it the same backwards: chunk i of `mine` is for the worker i further on."""
     mine = _chunked(x, group.size)[(jnp.arange(group.size) + group.position) % group.size]
     for d in reversed(_doublings(group.size)):
         count = min(d, group.size - d)
         mine = jnp.concatenate([op(mine[:count], group.shift(mine[d : d + count], d)), mine[count:d]])
-    return _whole(all_gather(mine[0], axis_name, "bruck", groups), x)
+    return _whole(all_gather(mine[0], group.axis_name, "bruck", group.groups), x)
+
+
+_ALL_REDUCE: dict[str, Callable[..., Array]] = {
+    "ring": _ring, "bidirectional_ring": _rings, "tree": _tree, "butterfly": _butterfly,
+    "rabenseifner": _rabenseifner, "circulant": _circulant, "torus": _torus, "hierarchical": _hierarchical,
+}  # fmt: skip
+ALGORITHMS = tuple(_ALL_REDUCE)
 
 
 # What the program does
@@ -371,14 +363,10 @@ def schedule(
 def operation(collective: str, algorithm: str | None = None, **options: Any) -> Callable[[Array], Array]:
     """A collective operation as a function of a worker's x, on the axis "workers".
 
-    The all-reduce "circulant" is a function of its own. Raises ValueError for an unknown collective or option.
+    Raises ValueError for an unknown collective.
     """
     f = COLLECTIVES[checks.known("collective", collective, COLLECTIVES)]
     options |= {} if algorithm is None else {"algorithm": algorithm}
-    if (collective, algorithm) == ("all_reduce", "circulant"):
-        f, _ = circulant, options.pop("algorithm")
-    for option in () if f is all_reduce else options:  # which checks those of its algorithms
-        checks.known(f"option of {algorithm or collective!r}", option, [*inspect.signature(f).parameters][2:])
     return functools.partial(f, axis_name="workers", **options)
 
 

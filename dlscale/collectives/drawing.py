@@ -116,12 +116,10 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
 
 def _ends(wire: str) -> tuple[int, int] | None:
     """The two ends of a wire, as indices of `PLACES`, the smaller one first; None for what lies inside a path."""
-    first, *others = map(int, re.findall(r"\d+", wire))
-    if "QPI" in wire:
-        return 8, 9
-    if others:
-        return min(first, *others), max(first, *others)
-    return None if "switch" in wire else (first, 8 + first // 4)
+    ends = sorted(map(int, re.findall(r"\d+", wire)))
+    if "→" in wire:
+        return (8, 9) if "QPI" in wire else tuple(ends)
+    return None if "switch" in wire else (ends[0], 8 + ends[0] // 4)
 
 
 def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) -> None:
@@ -129,8 +127,7 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
 
     def paint(left: Axes, right: Axes, wiring: str, algorithm: str, order: str, number: int) -> None:
         of_rounds, places = busy[wiring, algorithm, order], PLACES[wiring]
-        same = (rounds for key, rounds in busy.items() if key[:2] == (wiring, algorithm))  # in any order of the ranks
-        most = max(max(one.values()) for rounds in same for one in rounds)
+        most = max(max(one.values()) for key in busy if key[:2] == (wiring, algorithm) for one in busy[key])
         now, ring = (number - 1) % len(of_rounds) + 1, wiring == "a ring"
         wired = [(a, b) for b in range(8) for a in range(b) if (b - a in (1, 7) if ring else a // 4 == b // 4)]
         load = dict.fromkeys(wired + [(a, a + 4) for a in range(4) if not ring], 0.0)
@@ -164,5 +161,5 @@ def wires(busy: Mapping[tuple[str, str, str], Sequence[Mapping[str, float]]]) ->
 
     number = widgets.player("round", range(1, max(map(len, busy.values())) + 1), 3, interval=700)
     chosen = {"wiring": menu("wiring", 0, "DGX-1"), "algorithm": menu("algorithm", 1, "ring")}
-    order = menu("ranks", 2)
-    widgets.explore_axes(paint, alt=caption, columns=2, height=3.3, **chosen, order=order, number=number)
+    chosen |= {"order": menu("ranks", 2), "number": number}
+    widgets.explore_axes(paint, alt=caption, columns=2, height=3.3, **chosen)

@@ -5,7 +5,6 @@ Sizes are bytes, times seconds. A number takes four bytes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -101,8 +100,6 @@ def messages(
     An all-reduce of n bytes takes `seconds(n)`; they follow one another. With a threshold of 0 each goes alone, with
     `math.inf` all go together, at the end.
     """
-    if len(sizes) != len(ready) or not len(sizes) or math.isnan(threshold):
-        raise ValueError("Each gradient needs a size and a time, and the threshold must be a number.")
     sent, waiting, free = [], 0, 0.0
     for number, (size, there) in enumerate(zip(sizes, ready, strict=True), 1):
         waiting += size
