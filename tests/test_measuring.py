@@ -1,6 +1,6 @@
 """The measuring tool: its definitions by hand, its three ways of running, and what becomes of lost processes."""
 
-from __future__ import annotations
+from __future__ import csv
 
 import contextlib
 import os
@@ -86,16 +86,20 @@ def test_a_wrong_result_is_seen(monkeypatch, capsys):
 # Emulated devices
 
 
-def test_all_collectives_on_emulated_devices():
-    """None gives a wrong result, and "halving" is left out among three workers."""
+def test_all_collectives_on_emulated_devices(tmp_path):
+    """None gives a wrong result, "halving" is left out among three workers, and the file has the table's rows."""
     what = Measurements(tuple(measuring.ALGORITHMS), None, (20,), repeats=1)
     one = ["--collectives", ",".join(what.collectives), "--min", 20, "--max", 20, "--repeats", 1]
-    out, error = start("--devices", 3, *one).communicate(timeout=LONG)
+    out, error = start("--devices", 3, *one, "--csv", tmp_path / "rows.csv").communicate(timeout=LONG)
     assert error == "" and "say nothing about a network" in out
     rows = [line.split() for line in out.splitlines()[4:]]
     assert [(a, b, int(size)) for a, b, size, *_ in rows] == what.entries(3)
     assert all(float(row[4]) >= float(row[3]) > 0 and row[-1] == "yes" for row in rows)
     assert len(what.entries(4)) == len(rows) + 1
+    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
+        written = [*csv.DictReader(file)]
+    assert [(row["collective"], row["algorithm"], int(row["bytes"])) for row in written] == what.entries(3)
+    assert all(float(row["bus_bandwidth"]) < float(row["bytes"]) / float(row["fastest"]) * 2 for row in written)
 
 
 # Processes

@@ -1,10 +1,13 @@
-"""The command `python -m dlscale measure`: a table of measurements as they are made."""
+"""The command `python -m dlscale measure`: a table of measurements as they are made, and CSV of them."""
 
 import argparse
 import contextlib
+import csv
 import functools
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from dlscale.collectives import measuring
 from dlscale.collectives.measuring import Entry, Measurements
@@ -12,11 +15,11 @@ from dlscale.collectives.measuring import Entry, Measurements
 ABOUT = """Time collective operations among workers and check their results, as nccl-tests and the OSU micro-benchmarks
 do. Workers are emulated devices of this process (which say nothing about a network), processes of this machine
 (--processes), or the processes that srun, mpirun or Kubernetes started with this very command."""
-DETAILS = """Example: python -m dlscale measure --processes 4 --max 1M. The defaults take about half a minute on a
-laptop. Sizes are in bytes, K, M or G (of 1,024 each). "halving" is for powers of two of workers. Where the launcher
-does not name the machine of process 0, set DLSCALE_COORDINATOR=HOST:PORT for all processes; without a launcher also
-DLSCALE_PROCESSES, their number, and DLSCALE_PROCESS, from 0 on. Exit status: 0; 1 if a result is wrong or a process was
-lost; 2 for impossible options."""
+DETAILS = """Example: python -m dlscale measure --processes 4 --max 1M --csv rows.csv. The defaults take about half a
+minute on a laptop. Sizes are in bytes, K, M or G (of 1,024 each); the CSV has seconds and bytes per second. "halving"
+is for powers of two of workers. Where the launcher does not name the machine of process 0, set
+DLSCALE_COORDINATOR=HOST:PORT for all processes; without a launcher also DLSCALE_PROCESSES, their number, and
+DLSCALE_PROCESS, from 0 on. Exit status: 0; 1 if a result is wrong or a process was lost; 2 for impossible options."""
 EMULATED = "Emulated devices share this processor and its memory: these times say nothing about a network."
 HEADINGS = ("collective", "algorithm", "size", "fastest [µs]", "median [µs]", "algorithm [MB/s]", "bus [MB/s]", "right")
 LINE = "{:<14}  {:<18}  {:>10}  {:>12}  {:>12}  {:>16}  {:>11}  {:>5}"
@@ -37,6 +40,9 @@ def options() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--devices", type=int, metavar="N", help="emulated devices (default: 8, or accelerators)")
     where.add_argument("--processes", type=int, metavar="N", help="start N processes on this machine")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write each row to this file, too, as soon as it is there"
+    )
     add("--timeout", "without a new row, after which a group is given up", 120, type=float, metavar="SECONDS")
     return parser
 
@@ -53,17 +59,22 @@ def start(chosen: argparse.Namespace) -> Iterator[Entry]:
     return measuring.group(what, chosen.processes, chosen.timeout)
 
 
-def report(entries: Iterator[Entry]) -> int:
-    """Print each row under its heading as soon as it is there, in the first process; 1 if a result is wrong, or 0."""
+def report(entries: Iterator[Entry], table: Path | None) -> int:
+    """Print and write each row as soon as it is there, in the first process; 1 if a result is wrong, or 0."""
     workers, wrong = next(entries), 0
-    show = functools.partial(print, flush=True) if workers.process == 0 else lambda line: None
+    first = workers.process == 0
+    show = functools.partial(print, flush=True) if first else lambda line: None
     show(f"{workers.count} workers ({workers.kind})" + f"\n{EMULATED}" * (workers.kind == measuring.DEVICES))
     show((heading := LINE.format(*HEADINGS)) + "\n" + "-" * len(heading))
-    for row in entries:
-        times = (f"{seconds * 1e6:.1f}" for seconds in (row.fastest, row.median))
-        rates = (f"{rate / 1e6:.3f}" for rate in row.bandwidths())
-        show(LINE.format(*row[:2], row.bytes, *times, *rates, "yes" if row.right else "NO"))
-        wrong = wrong or int(not row.right)
+    with Path(table if table and first else os.devnull).open("w", buffering=1, encoding="utf-8", newline="") as file:
+        write = csv.writer(file).writerow
+        write((*measuring.Row._fields, "algorithm_bandwidth", "bus_bandwidth"))
+        for row in entries:
+            write((*row, *row.bandwidths()))
+            times = (f"{seconds * 1e6:.1f}" for seconds in (row.fastest, row.median))
+            rates = (f"{rate / 1e6:.3f}" for rate in row.bandwidths())
+            show(LINE.format(*row[:2], row.bytes, *times, *rates, "yes" if row.right else "NO"))
+            wrong = wrong or int(not row.right)
     if wrong:
         print("Not all results are right: see the last column.", file=sys.stderr)
     return wrong
@@ -73,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = options()
 
     def task() -> int:
-        with contextlib.closing(start(parser.parse_args(arguments))) as entries:
-            return report(entries)
+        chosen = parser.parse_args(arguments)
+        with contextlib.closing(start(chosen)) as entries:
+            return report(entries, chosen.csv)
 
     return measuring.status(parser, task)
