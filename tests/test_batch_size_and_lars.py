@@ -118,29 +118,18 @@ def test_lars_follows_its_formula_also_where_a_norm_is_zero(arm, weights, gradie
         np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max(initial=0))
 
 
-def first_update(arm):
-    """Parameters, gradients, and what an optimizer first adds at a tenth of the rate 0.5."""
-    params, gradient = tree((2.0, 3.0), 0), tree((0.1, 20.0), 1)
-    optimizer = recorded.ARMS[arm][0](0.5, 100.0)
-    return params, gradient, optimizer.update(gradient, optimizer.init(params), params)[0]
-
-
 @pytest.mark.parametrize(
     ("arm", "adapted"), [("one ratio", "wb"), ("one ratio, matrices only", "w"), ("length 1", "wb")]
 )
 def test_a_control_has_one_factor_for_the_whole_network(arm, adapted):
-    params, gradient, updates = first_update(arm)
+    params, gradient = tree((2.0, 3.0), 0), tree((0.1, 20.0), 1)
+    optimizer = recorded.ARMS[arm][0](0.5, 100.0)  # the first step has a tenth of the rate
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     steps = {name: gradient[name] + recorded.WEIGHT_DECAY * (name in adapted) * params[name] for name in SHAPES}
     above, below = (norm_of([part[name] for name in adapted]) for part in (params, steps))
     factor = 1 / below if arm == "length 1" else recorded.TRUST_COEFFICIENT * above / below
     for name in SHAPES:
         np.testing.assert_allclose(updates[name], -0.05 * (factor if name in adapted else 1) * steps[name], rtol=1e-4)
-
-
-def test_lamb_on_matrices_takes_adams_steps_for_biases_and_lambs_for_matrices():
-    _, _, updates = first_update("LAMB, matrices only")
-    np.testing.assert_allclose(updates["w"], first_update("LAMB")[2]["w"], rtol=1e-4)
-    np.testing.assert_allclose(np.abs(updates["b"]), 0.05, rtol=1e-3)
 
 
 def test_the_rate_rises_in_a_line_and_ends_at_zero():
@@ -170,15 +159,15 @@ def test_a_trial_learns_or_guesses(rate, learned):
 
 
 def test_steps_to_the_target_are_counted_by_looks():
-    measures, never = (recorded.steps_trial(512, rate, seed=0) for rate in (1.0, 2.0**-12))
-    assert measures["arrived"] == 1 and 30 < measures["steps"] < 240 and measures["steps"] % 3 == 0
+    measures, never = (recorded.steps_trial(64, rate, seed=0) for rate in (0.5, 2.0**-12))
+    assert measures["arrived"] == 1 and 60 < measures["steps"] < 240 and measures["steps"] % 5 == 0
     assert measures["first_noise_scale"] < measures["mean_noise_scale"]
-    assert (never["arrived"], never["steps"]) == (0, 2 * 80 * 3)
+    assert (never["arrived"], never["steps"]) == (0, 2 * 80 * 5)
 
 
 @pytest.mark.parametrize(("norm", "batch_size"), recorded.LARS_ARMS)
 def test_lars_is_confirmed_where_its_controls_were_run(norm, batch_size):
-    control = {"arm": "clipped" if norm == "batch" else "AdamW", "norm": norm}
+    control = {"arm": "length 1" if norm == "batch" else "one ratio, matrices only", "norm": norm}
     record = records.read("batch_size_and_lars-lars")
     assert record.options("batch_size", **control) == [batch_size]
     rates = record.options("learning_rate", **control, judged_on="test")
@@ -210,25 +199,13 @@ ANSWERS = [
     (one_ratio, lambda w, d, c: c * sum(norm_of([a]) for a in w) / sum(norm_of([b]) for b in d), False),
     (one_ratio, lambda w, d, c: c * norm_of(w[:1]) / norm_of(d[:1]), False),
     (exercises.step, ("return w - m, m", "return [w - m, m]"), True),
-    (
-        exercises.step,
-        changed(exercises.step, ENDING, "m *= beta; m += rate * ratio * d; w -= m; g *= 0; return w, m"),
-        True,
-    ),  # in place
+    (exercises.step, (ENDING, "m *= beta; m += rate * ratio * d; w -= m; g *= 0; return w, m"), True),  # in place
     (exercises.step, ("np.linalg.norm(d)", "np.linalg.norm(g)"), False),
-    (
-        exercises.step,
-        changed(exercises.step, "np.linalg.norm(d)", "np.linalg.norm(g) + decay * np.linalg.norm(w)"),
-        False,
-    ),
+    (exercises.step, ("np.linalg.norm(d)", "np.linalg.norm(g) + decay * np.linalg.norm(w)"), False),
     (exercises.step, (" if w_norm > 0 and d_norm > 0 else 1.0", ""), False),
     (exercises.step, (ENDING, "m = beta * m + ratio * d\n    return w - rate * m, m"), False),
     (exercises.step, (ENDING, "m = beta * m + rate * d\n    return w - ratio * m, m"), False),
-    (
-        exercises.step,
-        changed(exercises.step, ENDING, "m = beta * m + (1 - beta) * rate * ratio * d; return w - m / (1 - beta), m"),
-        False,
-    ),
+    (exercises.step, (ENDING, "m = beta * m + (1 - beta) * rate * ratio * d; return w - m / (1 - beta), m"), False),
     (exercises.step, ("return w - m, m", "return w - m"), False),
 ]
 

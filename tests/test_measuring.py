@@ -1,8 +1,9 @@
 """The measuring tool: its definitions by hand, its three ways of running, and what becomes of lost processes."""
 
-from __future__ import csv
+from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import re
 import signal

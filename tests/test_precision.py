@@ -22,19 +22,18 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 
 from dlscale import precision
-from dlscale.precision import FORMATS, Fixed, Float, exercises, experiment, quantize
+from dlscale.precision import FORMATS, TYPES, Fixed, exercises, experiment, quantize
 
 KEY = jax.random.key(0)
-THEIRS = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in FORMATS}
 SHORT = [name for name in FORMATS if name != "float32"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered in cast:RuntimeWarning")
 
 
 @functools.cache
-def patterns(bits: int, dtype: np.dtype) -> np.ndarray:
+def patterns(dtype: np.dtype) -> np.ndarray:
     """All numbers of a format, as float32, in the order of their bit patterns."""
-    return np.arange(2**bits).astype(f"uint{8 * dtype.itemsize}").view(dtype).astype(np.float32)
+    return np.arange(2 ** (8 * dtype.itemsize)).astype(f"uint{8 * dtype.itemsize}").view(dtype).astype(np.float32)
 
 
 def same(ours, theirs) -> np.ndarray:
@@ -57,20 +56,12 @@ def ties(own: np.ndarray) -> np.ndarray:
     return np.concatenate([near, -near])
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_named_formats_have_the_properties_of_ml_dtypes(name):
-    ours, theirs = FORMATS[name], ml_dtypes.finfo(THEIRS[name])
-    expected = theirs.max, theirs.smallest_normal, theirs.smallest_subnormal, theirs.eps, theirs.bits
-    assert (ours.max, ours.smallest_normal, ours.smallest_subnormal, ours.epsilon, ours.bits) == expected
+MORE = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("float8_e3m4", "float8_e4m3")}
 
 
-MORE = {name: (FORMATS[name], THEIRS[name]) for name in SHORT}
-MORE |= {"e3m4": (Float(3, 4), np.dtype(ml_dtypes.float8_e3m4)), "e4m3": (Float(4, 3), np.dtype(ml_dtypes.float8_e4m3))}
-
-
-@pytest.mark.parametrize(("ours", "theirs"), MORE.values(), ids=MORE)
-def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(ours, theirs):
-    own = patterns(ours.bits, theirs)
+@pytest.mark.parametrize("theirs", [*(TYPES[name] for name in SHORT), *MORE.values()], ids=[*SHORT, *MORE])
+def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(theirs):
+    ours, own = precision.float_format(theirs), patterns(theirs)
     x = np.resize(np.concatenate([random_floats(2**18), ties(own), own]), 2**19)  # one length: compiled once
     assert same(quantize(x, ours), x.astype(theirs).astype(np.float32)).all()
     own = np.resize(own, 2**16)
@@ -92,9 +83,9 @@ def test_fixed_point_is_exact_integer_arithmetic(format, x):
 @pytest.mark.parametrize(
     ("format", "x", "step"),
     [
-        (Float(5, 10), -0.1, 2.0**-14),
-        (Float(5, 10), 2e-8, 2.0**-24),  # between 0 and the smallest of them
-        (Float(8, 7), 1e-39, 2.0**-133),  # subnormal in float32 too
+        ("float16", -0.1, 2.0**-14),
+        ("float16", 2e-8, 2.0**-24),  # between 0 and the smallest of them
+        ("bfloat16", 1e-39, 2.0**-133),  # subnormal in float32 too
         (Fixed(2, 14), -1.3, 2.0**-14),
     ],
 )
@@ -146,13 +137,13 @@ def test_autoflex_predicts_as_the_algorithm_written_out(maxima, mantissa_bits):
 
 @pytest.mark.parametrize("name", SHORT)
 def test_bits_and_neighbours_are_those_of_the_bit_patterns(name):
-    numbers = patterns(FORMATS[name].bits, THEIRS[name])
+    numbers = patterns(TYPES[name])
     values = [-math.inf, *np.unique(numbers[np.isfinite(numbers)]).tolist(), math.inf]
     for word in range(0, len(numbers), max(1, len(numbers) // 64 - 1)):
         value = float(numbers[word])
         sign, exponent, mantissa = precision.bits(value, name)
         assert (len(exponent), len(mantissa)) == (FORMATS[name].exponent_bits, FORMATS[name].mantissa_bits)
-        assert math.isnan(value) or sign + exponent + mantissa == f"{word:0{FORMATS[name].bits}b}"
+        assert math.isnan(value) or sign + exponent + mantissa == f"{word:0{8 * TYPES[name].itemsize}b}"
         if math.isfinite(value):
             at = values.index(value)
             assert precision.neighbours(value, name) == (values[at - 1], values[at + 1])
@@ -200,15 +191,12 @@ def test_the_scale_stays_a_number_whatever_happens():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Float(9, 3), "Wider formats than float32"),
-        (lambda: Float(5, 24), "mantissa_bits"),
-        (lambda: Float(8, 3, infinities=False), "Wider formats than float32"),
         (lambda: quantize(1.0, Fixed(0, 8)), "integer_bits"),
         (lambda: quantize(1.0, Fixed(8, -1)), "fraction_bits"),
         (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits"),
         (lambda: quantize(np.arange(3), "float16"), "convert with"),
         (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
-        (lambda: quantize(1.0, np.float16), "format must be"),
+        (lambda: quantize(1.0, np.float16), "Unknown format"),
         (lambda: quantize(1.0, "float16", "up"), "Unknown rounding 'up'"),
         (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
         (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format"),
@@ -230,22 +218,12 @@ def scale_by_branches(scale, good_steps, finite, period=2000):
     return (2.0 * scale, 0) if good_steps >= period else [scale, good_steps]
 
 
-def in_chunks(size: int):
-    def adding_order(count):
-        heads = range(0, count, size)
-        within = [(head, k) for head in heads for k in range(head + 1, min(head + size, count))]
-        return np.array(within + [(0, head) for head in heads[1:]])
-
-    return adding_order
-
-
 SIZE = "(1 + M) * 2.0 ** (E - bias) if E > 0 else M * 2.0 ** (1 - bias)"
 RIGHT = [
     (exercises.decode, changed(exercises.decode, SIZE, "np.ldexp(M + (E > 0), max(E, 1) - bias)")),
     (exercises.dynamic_scale, scale_by_branches),
     (exercises.dynamic_scale, lambda *given: np.array(scale_by_branches(*given))),
     (exercises.update, lambda w, bits: abs(w) / np.frexp(abs(w))[0] * 2.0 ** (-2 - bits)),
-    (exercises.summing, in_chunks(50)),
 ]
 SPOILT = [
     (exercises.decode, "M * 2.0 ** (1 - bias)", "M * 2.0 ** (0 - bias)"),
@@ -257,15 +235,9 @@ SPOILT = [
     (exercises.dynamic_scale, "== period", "== 2000"),
     (exercises.update, "abs(weight)", "1.0"),
     (exercises.update, " / 2", ""),
-    (exercises.update, "np.floor(", "np.trunc("),
     (exercises.update, "np.floor(", "np.round("),
 ]
 NAIVE = [(exercise, changed(exercise, line, instead)) for exercise, line, instead in SPOILT]
-NAIVE += [(exercises.summing, lambda count: [(0, k) for k in range(1, count)])]
-NAIVE += [(exercises.summing, lambda count: in_chunks(16)(count)[:-1])]
-NAIVE += [(exercises.summing, lambda count: [(0, 0)] * count)]
-NAIVE += [(exercises.summing, lambda count: [(0, 1)] * (3 * count))]
-NAIVE += [(exercises.summing, in_chunks(8)), (exercises.summing, in_chunks(256))]
 
 
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT + NAIVE)
@@ -307,7 +279,7 @@ def lesson(*identities: str) -> Cells:
 def test_the_smallest_number_of_a_format_decides_whether_it_learns_and_a_scale_that_starts_low_climbs():
     cells = lesson("train-scaled")
     numbers, train = cells["Format"](2.0**-3, 2.0**-20, 2.0**15), cells["train_scaled"]
-    assert train(2.0**-10, numbers, seed=0)[0] < 0.5 < train(2.0**-10, numbers._replace(smallest=2.0**-40), seed=0)[0]
+    assert train(2.0**-10, numbers, 0)[0] < 0.5 < train(2.0**-10, numbers._replace(smallest=2.0**-40), 0)[0]
     cells.changes = {"initial=2.0**36": "initial=1.0"}
     cells.run("precision-train-dynamic")
     _, multipliers = cells["dynamic"]["float16"]
@@ -339,7 +311,7 @@ def further(old: str, new: str, *identities: str) -> Cells:
 @suggested_by("05_precision_further")
 def test_eight_bits_in_flexpoint_cost_accuracy_and_raise_the_exponents():
     parts = "half-forward", "data", "hold-code", "flex-step", "flex-update", "flex-networks"
-    cells, found = further("(300, 100)", "(300, 32)", *parts), {}
+    cells, found = further("(300, 100)", "(300, 16)", *parts), {}
     for cells["MANTISSA_BITS"] in (16, 8):
         cells.changes = {}
         cells.run("precision-further-flex-networks")

@@ -7,7 +7,6 @@ It works on the bits, in integers, because a CPU's floating-point unit flushes f
 # ruff: noqa: A001, A002 - a number's format is called "format", as everywhere in the field
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -23,85 +22,36 @@ from dlscale.lab.models import Params
 
 Tree = Any  # a pytree of arrays
 SIGN, INFINITY, NAN = -(2**31), 0x7F800000, 0x7FC00000  # bit patterns of float32, as int32
-ROUNDINGS = ("nearest", "stochastic")
 
 
 # Formats
 
 
-class FloatLayout(NamedTuple):
-    """What rounding to a `Float` needs to know of it, as integers: one compiled program then serves all formats."""
-
-    mantissa_bits: int
-    lowest: int  # exponent of the smallest normal number, as float32 stores it (plus 127)
-    largest: int  # float32's bits of the largest finite number
-    overflow: int  # and of what lies beyond: infinity or NaN
-
-
-@dataclass(frozen=True)
-class Float:
-    """A floating-point format: a sign, `exponent_bits` with the bias 2^(exponent_bits − 1) − 1, and `mantissa_bits`.
-
-    Without `infinities` the highest exponent holds ordinary numbers but for NaN in the last pattern, and what is too
-    large becomes NaN (e4m3fn, Micikevicius et al. 2022, arXiv:2209.05433).
-    Raises ValueError for bit counts that are impossible, and for a format that float32 cannot hold.
-    """
+class Float(NamedTuple):
+    """A floating-point format: a sign, exponent bits with a bias, and mantissa bits."""
 
     exponent_bits: int
     mantissa_bits: int
-    infinities: bool = True
-
-    def __post_init__(self) -> None:
-        why = "Wider formats than float32, 8 and 23 bits, cannot be emulated in it."
-        checks.whole("exponent_bits", self.exponent_bits, low=2, high=8 if self.infinities else 7, why=why)
-        checks.whole("mantissa_bits", self.mantissa_bits, high=23, why=why)
-
-    @property
-    def bits(self) -> int:
-        """Of one number, with its sign."""
-        return 1 + self.exponent_bits + self.mantissa_bits
-
-    @property
-    def bias(self) -> int:
-        """What is added to an exponent to store it."""
-        return 2 ** (self.exponent_bits - 1) - 1
-
-    @property
-    def max(self) -> float:
-        """The largest finite number."""
-        if self.infinities:
-            return (2 - self.epsilon) * 2.0**self.bias
-        return (2 - 2 * self.epsilon) * 2.0 ** (self.bias + 1)
-
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest positive number with all its mantissa bits."""
-        return 2.0 ** (1 - self.bias)
-
-    @property
-    def smallest_subnormal(self) -> float:
-        """The smallest positive number."""
-        return self.smallest_normal * self.epsilon
-
-    @property
-    def epsilon(self) -> float:
-        """The distance from 1 to the next larger number."""
-        return 2.0**-self.mantissa_bits
-
-    @property
-    def layout(self) -> FloatLayout:
-        """The format as data, for `quantize`."""
-        largest = int(np.float32(self.max).view(np.int32))
-        return FloatLayout(self.mantissa_bits, 128 - self.bias, largest, INFINITY if self.infinities else NAN)
+    bias: int  # what is added to an exponent to store it
+    epsilon: float  # distance from 1 to the next larger number
+    smallest_normal: float  # the smallest positive number with all its mantissa bits
+    smallest_subnormal: float
+    max: float  # the largest finite number
+    beyond: float  # what is too large becomes infinity, or NaN where a format has none
 
 
-FORMATS = {
-    "float32": Float(8, 23),
-    "bfloat16": Float(8, 7),
-    "float16": Float(5, 10),
-    "float8_e5m2": Float(5, 2),
-    "float8_e4m3fn": Float(4, 3, infinities=False),
+def float_format(number: np.dtype) -> Float:
+    """The format of a NumPy or ml_dtypes type that float32 can hold."""
+    about = ml_dtypes.finfo(number)
+    numbers = about.eps, about.smallest_normal, about.smallest_subnormal, about.max, number.type(np.inf)
+    return Float(about.nexp, about.nmant, 1 - about.minexp, *map(float, numbers))
+
+
+TYPES = {
+    name: np.dtype(getattr(ml_dtypes, name, name))
+    for name in ("float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3fn")
 }
+FORMATS = {name: float_format(number) for name, number in TYPES.items()}
 
 
 class Fixed(NamedTuple):
@@ -132,21 +82,20 @@ def quantize(x: ArrayLike, format: Format, rounding: str = "nearest", key: Array
     Raises ValueError for integers, unknown or impossible formats, unknown roundings, and a missing key.
     """
     format = _known(format)
-    checks.known("rounding", rounding, ROUNDINGS)
+    checks.known("rounding", rounding, ("nearest", "stochastic"))
     if rounding == "stochastic" and key is None:
         raise ValueError("Stochastic rounding needs random numbers: pass key=jax.random.key(…), a new one each time.")
     if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
         raise ValueError(f"quantize rounds floats, not {jnp.result_type(x)}: convert with x.astype(jnp.float32).")
-    if format == FORMATS["float32"]:
+    if format is FORMATS["float32"]:
         return jnp.asarray(x, jnp.float32)
-    layout = format.layout if isinstance(format, Float) else format
-    return _quantize(jnp.asarray(x, jnp.float32), layout, rounding, key)
+    return _quantize(jnp.asarray(x, jnp.float32), format, rounding, key)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _quantize(x: Array, layout: FloatLayout | Fixed, rounding: str, key: Array | None) -> Array:
-    round_to = _round_float if isinstance(layout, FloatLayout) else _round_fixed
-    return _straight_through(x, round_to(x, layout, rounding, key))
+def _quantize(x: Array, format: Float | Fixed, rounding: str, key: Array | None) -> Array:
+    round_to = _round_float if isinstance(format, Float) else _round_fixed
+    return _straight_through(x, round_to(x, format, rounding, key))
 
 
 @jax.custom_jvp
@@ -157,23 +106,28 @@ def _straight_through(x: Array, rounded: Array) -> Array:
 _straight_through.defjvp(lambda primals, tangents: (primals[1], tangents[0]))
 
 
-def _round_float(x: Array, layout: FloatLayout, rounding: str, key: Array | None) -> Array:
-    """Round x = ± significand · 2^exponent by cutting the significand's last `cut` bits after adding a `bump`."""
+def _round_float(x: Array, format: Float, rounding: str, key: Array | None) -> Array:
+    """Round x = ± significand · 2^exponent by cutting the significand's last `cut` bits after adding a `bump`.
+
+    The format's numbers are inputs of the compiled program: it serves all formats.
+    """
+    largest, beyond = lax.bitcast_convert_type(jnp.float32([format.max, format.beyond]), jnp.int32)
+    lowest = 128 - format.bias  # exponent of the smallest normal number, as float32 stores it (plus 127)
     word = lax.bitcast_convert_type(x, jnp.int32)
     size = word & ~SIGN
     exponent = jnp.maximum(size >> 23, 1)  # a subnormal number's exponent is that of the smallest normal one
-    tiny = layout.lowest - layout.mantissa_bits  # exponent of the smallest subnormal number
+    tiny = lowest - format.mantissa_bits  # exponent of the smallest subnormal number
     shared = jnp.maximum(exponent, tiny)
     # 6 bits below the 24 of float32: what lies below the smallest subnormal number keeps its place between it and 0
     significand = (size - ((exponent - 1) << 23)) << 6 >> jnp.minimum(shared - exponent, 31)
-    cut = 29 - layout.mantissa_bits + jnp.maximum(layout.lowest - shared, 0)
+    cut = 29 - format.mantissa_bits + jnp.maximum(lowest - shared, 0)
     if rounding == "nearest":
         bump = (1 << (cut - 1)) - 1 + (significand >> cut & 1)
     else:
         bump = jax.random.bits(key, x.shape).astype(jnp.int32) & ((1 << cut) - 1)
     kept = (significand + bump) >> cut
     result = jnp.where(kept == 0, 0, (kept << (cut - 6)) + ((shared - 1) << 23))  # a carry enters the exponent
-    result = jnp.where(result > layout.largest, layout.overflow, result)
+    result = jnp.where(result > largest, beyond, result)
     result = jnp.where(size > INFINITY, NAN, result)
     return lax.bitcast_convert_type(result | (word & SIGN), jnp.float32)
 
@@ -198,10 +152,8 @@ def _power_of_two(exponent: int | Array) -> Array:
 
 def _known(format: Format) -> Float | Fixed:
     """The format itself, also for its name; ValueError for one that cannot be."""
-    if isinstance(format, str):
-        return FORMATS[checks.known("format", format, FORMATS)]
     if not isinstance(format, Float | Fixed):
-        raise ValueError(f"format must be a Float, a Fixed or the name of one in FORMATS, not {format!r}.")
+        return FORMATS[checks.known("format", format, FORMATS)]
     if isinstance(format, Fixed) and not any(isinstance(number, Array) for number in format):
         checks.whole("integer_bits", format.integer_bits, why="The sign is one of them.")
         checks.whole("fraction_bits", format.fraction_bits, low=0)
@@ -243,15 +195,10 @@ def store(x: Array, forward_format: str, backward_format: str) -> Array:
     return quantize(x, forward_format)
 
 
-def _store_forward(x: Array, forward_format: str, backward_format: str) -> tuple[Array, None]:
-    return quantize(x, forward_format), None
-
-
-def _store_backward(forward_format: str, backward_format: str, _: None, gradient: Array) -> tuple[Array]:
-    return (quantize(gradient, backward_format),)
-
-
-store.defvjp(_store_forward, _store_backward)
+store.defvjp(
+    lambda x, forward_format, backward_format: (quantize(x, forward_format), None),
+    lambda forward_format, backward_format, _, gradient: (quantize(gradient, backward_format),),
+)
 
 
 # One number
@@ -259,9 +206,9 @@ store.defvjp(_store_forward, _store_backward)
 
 def bits(x: float, name: str) -> tuple[str, str, str]:
     """The bits of the number that x is rounded to, as three strings: sign, exponent and mantissa."""
-    number, format = _stored(x, name), FORMATS[name]
-    text = f"{int(number.view(f'u{number.itemsize}')):0{format.bits}b}"
-    return text[0], text[1 : format.exponent_bits + 1], text[format.exponent_bits + 1 :]
+    number, first = _stored(x, name), 1 + FORMATS[name].exponent_bits
+    text = f"{int(number.view(f'u{number.itemsize}')):0{8 * number.itemsize}b}"
+    return text[0], text[1:first], text[first:]
 
 
 def neighbours(x: float, name: str) -> tuple[float, float]:
@@ -274,7 +221,7 @@ def neighbours(x: float, name: str) -> tuple[float, float]:
 
 def _stored(x: float, name: str) -> np.ndarray:
     """x rounded to a format, as an array () of this type. Raises ValueError for an unknown format."""
-    return np.asarray(quantize(float(x), name)).astype(getattr(ml_dtypes, name, name))
+    return np.asarray(quantize(float(x), name)).astype(TYPES[name])
 
 
 # Training
@@ -300,7 +247,7 @@ def dynamic_loss_scale(
     powers of two no bit of a float32 gradient changes by scaling and unscaling, as long as nothing over- or underflows.
     Raises ValueError for an initial scale that is no normal float32, a factor below 1 and a period below 1.
     """
-    if not isinstance(initial, Array) and not 2.0**-126 <= checks.finite("initial", initial) < 2.0**128:
+    if not 2.0**-126 <= checks.finite("initial", initial) < 2.0**128:
         raise ValueError(f"initial must be from 2**-126 to below 2**128, as in float32, not {initial!r}: try 2.0**15.")
     checks.finite("factor", factor, low=1.0)
     checks.whole("period", period)

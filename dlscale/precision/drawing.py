@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from dlscale import precision
 from dlscale.course.records import Record
 from dlscale.page import figures, widgets
+from dlscale.page.curves import curves
 
 SHORT = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 EXPONENTS = np.arange(-44, 24)  # of the histograms
@@ -19,26 +20,16 @@ KINDS = {  # colour, and the side of its peak on which its name stands
 }
 
 
-def _words(ax: Axes, colors: Mapping[str, str]) -> None:
-    """The names of lines in their colours, one below the other."""
-    for place, (name, color) in enumerate(colors.items()):
-        ax.text(0.02, 0.94 - 0.08 * place, name, color=color, transform=ax.transAxes, va="center")
-
-
 def opening(record: Record) -> None:
     """Test accuracy of three runs of `precision-formats`, a bar and a mark for each seed."""
     runs = {"float16": "alone, float16"}
     runs |= {f"{name}, loss / 1,024": f"worker, {name}" for name in ("float32", "float16")}
     figure, ax = figures.new(height=2.2)
-    said = []
-    for place, (name, run) in enumerate(runs.items()):
-        accuracy = record.values("accuracy", variant=run, judged_on="test")
-        ax.barh(place, accuracy.mean(), color=figures.SKY if place < 2 else figures.RED)
-        ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
-        said.append(f"{name}: {accuracy.mean():.0f} % of the test digits right")
-    ax.axvline(10, color=figures.BLACK, linestyle=":")
-    ax.text(10.5, -0.65, "guessing", va="center")
-    ax.set(xlim=(0, 100), ylim=(2.5, -0.9), xlabel="test accuracy (%), one mark per seed")
+    found = [record.values("accuracy", variant=run, judged_on="test") for run in runs.values()]
+    ax.barh(range(3), np.mean(found, 1), color=[figures.SKY, figures.SKY, figures.RED])
+    ax.plot(np.transpose(found), np.tile(range(3), (len(found[0]), 1)), "|", color=figures.BLACK)
+    said = (f"{name}: {values.mean():.0f} % of the test digits right" for name, values in zip(runs, found, strict=True))
+    ax.set(xlim=(0, 100), ylim=(2.5, -0.5), xlabel="test accuracy (%), one mark per seed")
     ax.set_yticks(range(3), list(runs))
     figures.show(figure, "; ".join(said))
 
@@ -54,7 +45,7 @@ def _formula(x: float, name: str) -> str:
     if not np.isfinite(float(precision.quantize(x, name))):
         return "the pattern of infinity or NaN"
     size = f"2^({stored} − {bias}) × (1 + {part}/{power})" if stored else f"2^(1 − {bias}) × {part}/{power}"
-    return f"{'−' if sign == '1' else ''}{size}"
+    return size if sign == "0" else f"−{size}"
 
 
 def bits() -> None:
@@ -99,15 +90,14 @@ def bits() -> None:
 # Section 2
 
 
-def exponents(values: np.ndarray) -> np.ndarray:
-    """Per cent of the numbers other than 0 that have each of the `EXPONENTS`; the outermost ones hold the rest."""
-    values = np.asarray(values)[np.asarray(values) != 0]
-    place = np.clip(np.frexp(values)[1] - 1 - EXPONENTS[0], 0, len(EXPONENTS) - 1)
-    return 100 * np.bincount(place, minlength=len(EXPONENTS)) / len(values)
-
-
 def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
     """Explore the exponents of weights, activations, gradients and updates, by step, and what a format loses."""
+
+    def exponents(values: np.ndarray) -> np.ndarray:
+        """Per cent of the numbers other than 0 that have each of the `EXPONENTS`; the outermost ones hold the rest."""
+        place = np.frexp(np.asarray(values)[np.asarray(values) != 0])[1] - 1 - EXPONENTS[0]
+        return 100 * np.bincount(place.clip(0, len(EXPONENTS) - 1), minlength=len(EXPONENTS)) / len(place)
+
     counts = {step: {kind: exponents(values) for kind, values in kinds.items()} for step, kinds in tensors.items()}
 
     def paint(ax: Axes, shift: int, step: int, name: str) -> None:
@@ -124,10 +114,6 @@ def histograms(tensors: Mapping[int, Mapping[str, np.ndarray]]) -> None:
             x, y = EXPONENTS + shift * (kind == "gradients"), counts[step][kind]
             ax.plot(x, y, color=color, drawstyle="steps-post")
             ax.text(x[y.argmax()] + 0.5, y.max() + 0.02 * top, kind, color=color, ha=side, clip_on=True)
-        if shift:
-            ax.plot(EXPONENTS, y := counts[step]["gradients"], ":", color=figures.RED, drawstyle="steps-post")
-            where = EXPONENTS[y.argmax()] + 0.5, y.max() + 0.02 * top
-            ax.text(*where, "gradients,\nloss × 1", color=figures.RED, ha="center")
         ax.set(xlim=(-40, 20), ylim=(0, top), xlabel="size of the number (power of 2)", ylabel="numbers (%)")
 
     def caption(shift: int, step: int, name: str) -> str:
@@ -173,110 +159,80 @@ def loss_scaling(powers: Sequence[int], runs: Mapping[tuple[str, int], tuple[flo
 def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
     """What multiplies the loss in each step, (steps,), as dynamic loss scaling chose it, for each format."""
     figure, ax = figures.new(height=2.8)
-    for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=False):
+    for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=True):
         figures.name(ax, ax.plot(np.log2(scale), color=color)[0], name)
-    ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)", xlim=(0, len(scale)), ylim=(0, 30))
-    ends = ", ".join(f"{name} at 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
-    said = "The scale divided by 1,024 falls until nothing overflows, then moves up and down."
-    figures.show(figure, f"{said} At the end: {ends}.")
+    ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)")
+    ends = ", ".join(f"{name} 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
+    figures.show(figure, f"The scale falls until nothing overflows, then moves up and down. At the end: {ends}.")
 
 
 # Section 4
 
 
-def by_rate(accuracies: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
-    """Test accuracy, (seeds, rates) in per cent, by learning rate: a line with its interval for each variant."""
-    figure, ax = figures.new(height=3.2)
-    pairs = zip(accuracies.items(), (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED), strict=True)
-    lines = {name: figures.band(ax, rates, samples, color, marker="o") for (name, samples), color in pairs}
-    figures.names(ax, lines, gap=3.2)
-    ax.set(xscale="log", xlabel="learning rate", ylabel="test accuracy (%)")
-    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    ax.minorticks_off()
-    best = {name: samples.mean(0).max() for name, samples in accuracies.items()}
-    figures.show(figure, f"At the best rate: {', '.join(f'{name} {value:.0f} %' for name, value in best.items())}.")
+def accuracies(
+    panels: Mapping[str, tuple[Sequence[float], Mapping[str, np.ndarray]]], xlabel: str, ylabel: str
+) -> None:
+    """A panel for each title: x, and a line with its interval for each name, (seeds, len(x)) in per cent."""
+    figure, axes = figures.new(len(panels), height=3.2, sharey=True, squeeze=False)
+    said = []
+    for ax, (title, (x, variants)) in zip(axes[0], panels.items(), strict=True):
+        pairs = zip(variants.items(), (figures.BLACK, figures.BLUE, figures.ORANGE, figures.RED), strict=False)
+        lines = {name: figures.band(ax, x, samples, color, marker="o") for (name, samples), color in pairs}
+        figures.names(ax, lines, gap=0.06 * np.ptp(ax.get_ylim()))
+        ax.set(title=title, xlabel=xlabel, xscale="log" if xlabel == "learning rate" else "linear")
+        ticks = x if len(x) < 6 else x[::-2]
+        ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+        ax.minorticks_off()
+        said += [f"{title} {name} {samples.mean(0).max():.0f} %".strip() for name, samples in variants.items()]
+    axes[0, 0].set_ylabel(ylabel)
+    figures.show(figure, f"The highest means: {', '.join(said)}.")
 
 
 def updates() -> None:
     """Explore a weight that gets 200 equal updates, rounded to nearest and at random."""
-    steps, chance = np.arange(1, 201), np.random.default_rng(1).random((200, 30))
+    steps, chance = np.arange(201), np.random.default_rng(1).random((200, 30))
 
-    def walks(size: float) -> tuple[np.ndarray, np.ndarray]:
-        return np.floor(size + 0.5) * steps, np.floor(size + chance).cumsum(0)
-
-    def paint(ax: Axes, size: float) -> None:
-        nearest, random = walks(size)
-        ax.plot(steps, random, color=figures.SKY, linewidth=0.8)
-        ax.plot(steps, random.mean(1), color=figures.BLUE, linewidth=2.5)
-        ax.plot(steps, nearest, color=figures.RED, linewidth=2.5)
-        ax.plot(steps, size * steps, ":", color=figures.BLACK, linewidth=2.5)
-        colors = {"exact (dotted)": figures.BLACK, "random, 30 weights": figures.SKY}
-        _words(ax, colors | {"random, mean": figures.BLUE, "nearest": figures.RED})
-        ax.set(xlim=(0, 200), xlabel="updates", ylabel="weight (spacings of the format)")
+    def compute(size: float) -> dict[str, tuple]:
+        random = np.vstack([np.zeros(30), np.floor(size + chance).cumsum(0)])
+        apart = np.vstack([random, np.full(30, np.nan)]).ravel("F")  # thirty lines as one
+        return {
+            "random, 30 weights": (np.tile([*steps, np.nan], 30), apart), "random, mean": (steps, random.mean(1)),
+            "nearest": (steps, np.floor(size + 0.5) * steps), "exact": (steps, size * steps),
+        }  # fmt: skip
 
     def caption(size: float) -> str:
-        nearest, random = (walk[-1].mean() for walk in walks(size))
+        random, nearest = (compute(size)[name][1][-1] for name in ("random, mean", "nearest"))
         return (
             f"200 updates of {size:g} spacings each should move the weight by {200 * size:g}. Rounding to nearest "
             f"moves it by {nearest:g}, random rounding by {random:.0f} on average."
         )
 
+    colors = figures.SKY, figures.BLUE, figures.RED, figures.BLACK
+    styles = dict(zip(compute(0.5), zip(colors, ("-", "-", "-", ":"), strict=True), strict=True))
     sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
-    widgets.explore_axes(paint, alt=caption, size=widgets.slider("size of an update (spacings)", sizes, 0.3))
+    axis = {"xlim": (0, 200), "ylim": (-4, 204), "xlabel": "updates", "ylabel": "weight (spacings of the format)"}
+    size = widgets.slider("size of an update (spacings)", sizes, 0.3)
+    curves(styles, compute, caption, axis, size=size)
 
 
 # The further notebook
 
 
-def roundings(results: Mapping[str, Mapping[str, tuple]], choice: str, xlabel: str, ylabel: str) -> None:
-    """Explore x and accuracies, (seeds, len(x)) in per cent: a line with its interval for each rounding or format."""
-    colors = {"nearest": figures.RED, "random": figures.BLUE, "float32": figures.GREY}
-
-    def paint(ax: Axes, name: str) -> None:
-        for place, (label, (x, samples)) in enumerate(results[name].items()):
-            figures.band(ax, x, samples, colors[label], marker="o")
-            ax.text(0.98, 0.78 - 0.08 * place, label, color=colors[label], transform=ax.transAxes, ha="right")
-        ax.set(xlabel=xlabel, ylabel=ylabel, ylim=(0, 102), xscale="log" if "rate" in xlabel else "linear")
-        ax.set_xticks(x, [f"{value:g}" for value in x])
-        ax.minorticks_off()
-
-    def caption(name: str) -> str:
-        best = (f"{label} {samples.mean(0).max():.0f} %" for label, (_, samples) in results[name].items())
-        return f"{choice.capitalize()}: {name}. At the best place: {', '.join(best)}."
-
-    widgets.explore_axes(paint, alt=caption, name=widgets.menu(choice, [*results]))
-
-
-def exponents_by_step(exponents: Mapping[str, np.ndarray]) -> None:
-    """The shared exponents of each kind of tensor, (steps, layers): their mean over the layers."""
-    figure, ax = figures.new(height=3.6)
-    lines = {}
-    colors = (figures.BLACK, figures.BLUE, figures.GREEN, figures.ORANGE, figures.RED)
-    for (name, values), color in zip(exponents.items(), colors, strict=True):
-        (lines[name],) = ax.plot(values.mean(1), color=color)
-    figures.names(ax, lines, gap=0.9)
-    ax.set(xlabel="step", ylabel="shared exponent (power of 2)")
-    ends = ", ".join(f"{name} {values[-1].mean():.0f}" for name, values in exponents.items())
-    figures.show(figure, f"Mean exponents at the end: {ends}.".replace("-", "−"))
-
-
 def sums(totals: Mapping[str, Mapping[str, np.ndarray]], exact: np.ndarray) -> None:
     """Explore long sums: totals by format and method, and the `exact` ones, each (length,), after each addition."""
-    colors = {"wide": figures.GREY, "Kahan": figures.BLUE, "chunks": figures.ORANGE, "naive": figures.RED}
+    colors = {"exact": figures.BLACK, "Kahan": figures.BLUE, "chunks": figures.ORANGE, "naive": figures.RED}
+    styles = {name: (color, "-") for name, color in colors.items()} | {"wide": (figures.GREY, "--")}
 
-    def paint(ax: Axes, name: str, length: int) -> None:
+    def compute(name: str, length: int) -> dict[str, tuple]:
         at = np.unique(np.linspace(0, length - 1, 300).astype(int))
-        ax.plot([0, 100], [0, 100], ":", color=figures.BLACK)
-        _words(ax, {"exact (dotted)": figures.BLACK} | colors)
-        for method, color in colors.items():
-            wide = {"linewidth": 6, "alpha": 0.4} if method == "wide" else {}
-            x, y = 100 * (at + 1) / length, 100 * totals[name][method][at] / exact[length - 1]
-            ax.plot(x, y, color=color, **wide)
-        ax.set(xlabel="numbers added (% of all)", ylabel="total (% of the exact sum)", xlim=(0, 100), ylim=(0, 115))
+        found = totals[name] | {"exact": exact}
+        return {method: (100 * (at + 1) / length, 100 * found[method][at] / exact[length - 1]) for method in styles}
 
     def caption(name: str, length: int) -> str:
-        texts = ", ".join(f"{method} {totals[name][method][length - 1]:.4g}" for method in reversed(colors))
+        texts = ", ".join(f"{method} {values[length - 1]:.4g}" for method, values in totals[name].items())
         return f"{length:,} numbers in {name}: the exact sum is {exact[length - 1]:.4g}; {texts}."
 
+    axis = {"xlim": (0, 100), "ylim": (0, 115), "xlabel": "numbers added (% of all)"}
+    axis["ylabel"] = "total (% of the exact sum)"
     length = widgets.slider("length", [10, 30, 100, 300, 1000, 3000, 8000], 8000, "{:,}")
-    widgets.explore_axes(paint, alt=caption, name=widgets.menu("format", [*totals]), length=length)
+    curves(styles, compute, caption, axis, name=widgets.menu("format", [*totals]), length=length)

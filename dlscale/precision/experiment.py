@@ -217,9 +217,6 @@ FORMATS = Experiment(
 STEPS, BATCH_SIZE, MOMENTUM = 300, 32, 0.9
 FRACTION_BITS = (6, 8, 10, 12, 14)
 ROUNDINGS = ("nearest", "stochastic")
-RATES = tuple(2.0**exponent for exponent in range(-11, -3))
-SCALES = (1.0, 32.0)  # by which the loss is multiplied: 32 undoes the mean over a batch
-TUNING_SEEDS, TEST_SEEDS = (100, 101), range(8, 16)
 OUTPUTS = Fixed(6, 10)  # of the layers, whatever the rest has: in words with a longer fraction they overflow
 LENET_MODEL = models.lenet()
 
@@ -292,25 +289,22 @@ def trial(
 
 def plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on validation images; then the test images with other seeds."""
-    for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS, SCALES), (14, "none", 1.0)]:
+    rates = {"learning_rate": tuple(2.0**exponent for exponent in range(-11, -3)), "score": itemgetter("accuracy")}
+    scales = 1.0, 32.0  # by which the loss is multiplied: 32 undoes the mean over a batch
+    for arm in [*itertools.product(FRACTION_BITS, ROUNDINGS, scales), (14, "none", 1.0)]:
         setting = dict(zip(("fraction_bits", "rounding", "loss_scale"), arm, strict=True))
-        train.tune(
-            run, **setting, learning_rate=RATES, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS,
-            score=itemgetter("accuracy"),
-        )  # fmt: skip
+        train.tune(run, **setting, **rates, tuning_seeds=(100, 101), seeds=range(8, 16))
 
 
 LENET = Experiment(
     "precision-lenet",
     "LeNet on MNIST in 16-bit fixed point: 6 to 14 fraction bits, nearest or stochastic rounding, loss scaled or not",
-    trial,
-    plan,
+    trial, plan,
     # One unit in the last place of all initial weights moves the loss, at tuned rates, by 0.0004 after one step, by
     # 0.009 after five and by 0.15 after twenty; a doubled rate moves it by 0.005 or more after one step.
-    {"accuracy": 1.0, "second_loss": 0.002, "early_loss": 0.02},
-    chaotic=("accuracy",),
+    {"accuracy": 1.0, "second_loss": 0.002, "early_loss": 0.02}, chaotic=("accuracy",),
     drawn={"judged_on": "test", "rounding": "nearest"},  # at tuned rates; random numbers take longer to compile
-)
+)  # fmt: skip
 
 
 # The arms that decide claims, at the rates that were found, with seeds that nothing else used

@@ -1,7 +1,6 @@
 """Figures and explorers of 00_start_here: a line in the notebook calls each."""
 
 from collections.abc import Mapping
-from fractions import Fraction
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +12,6 @@ from dlscale.lab.intervals import interval
 from dlscale.page import figures, widgets
 
 EXAMPLES, SHARE = 3000, 15  # of the training set, of a machine in each step
-COLORS = {1: figures.BLACK, 5: figures.SKY, 20: figures.BLUE, 50: figures.ORANGE, 200: figures.RED}
 
 
 def named(machines: int) -> str:
@@ -66,14 +64,9 @@ def signals(dataset: Dataset) -> None:
     figures.show(figure, "Three signals of each of five shapes: height, place, slope and noise differ within a shape.")
 
 
-def passes_of(curves: np.ndarray, most: int) -> np.ndarray:
-    """The passes at which each test of the curves, (seeds, tests), was made."""
-    return most * np.arange(1, curves.shape[1] + 1) / curves.shape[1]
-
-
 def equal_passes(curves: Mapping[int, np.ndarray], most: Mapping[int, int], end: int) -> None:
     """Explore the test accuracy in per cent, (seeds, tests), of one machine and of others, until pass `end`."""
-    passes = {n: passes_of(curves[n], most[n]) for n in curves}
+    passes = {n: most[n] * np.arange(1, curves[n].shape[1] + 1) / curves[n].shape[1] for n in curves}
     shown = {n: curves[n][:, passes[n] <= end + 1e-6] for n in curves}
 
     def paint(ax: Axes, machines: int) -> None:
@@ -99,51 +92,6 @@ def equal_passes(curves: Mapping[int, np.ndarray], most: Mapping[int, int], end:
     widgets.explore_axes(paint, alt=caption, machines=machines)
 
 
-def arrivals(curves: Mapping[int, np.ndarray], most: Mapping[int, int]) -> None:
-    """Explore when the mean run reaches a target: in passes, and in time with what perfect sharing would need."""
-    passes = {n: passes_of(curves[n], most[n]) for n in curves}
-    best = {n: np.maximum.accumulate(curves[n], axis=1).mean(0) for n in curves}
-
-    def arrival(n: int, target: float) -> float:
-        there = curves[n] >= target
-        return np.where(there.any(1), passes[n][there.argmax(1)], np.nan).mean()
-
-    def paint(left: Axes, right: Axes, target: int) -> None:
-        left.axhline(target, color=figures.GREY, linestyle=":")
-        for row, (n, color) in enumerate(COLORS.items()):
-            left.plot(passes[n], best[n], color=color)
-            left.plot(arrival(n, target), target, "o", color=color)
-            perfect, measured = arrival(1, target) / n, arrival(n, target) / n
-            right.plot([perfect, measured], [row, row], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            right.plot(measured, row, "o", color=color, markersize=8)
-            right.plot(perfect, row, "|", color=color, markersize=14)
-        for at, name in ((perfect, "perfect"), (measured, "measured")):
-            if np.isfinite(at):
-                right.text(at, row + 0.65, name, color=color, va="center")
-        left.text(0.2, 42, "1 machine", color=COLORS[1], ha="left")
-        left.text(66, 15, "200 machines", color=COLORS[200], ha="right")
-        left.set(xscale="log", ylim=(10, 65), xlabel="passes through the data", ylabel="best test accuracy so far (%)")
-        left.set_xticks([0.2, 1, 5, 20, 60], ["0.2", "1", "5", "20", "60"])
-        right.set(xscale="log", xlim=(0.003, 14), ylim=(5, -0.6), xlabel="time, in passes of one machine")
-        right.set_xticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
-        right.set_yticks(range(len(COLORS)), [named(n) for n in COLORS])
-        for ax, tick, color in zip([left, right] * 3, right.get_yticklabels(), COLORS.values(), strict=False):
-            tick.set_color(color)
-            ax.minorticks_off()
-
-    def caption(target: int) -> str:
-        said = ", ".join(f"{named(n)} {arrival(n, target):.1f}" for n in curves if np.isfinite(arrival(n, target)))
-        never = [named(n) for n in curves if not np.isfinite(arrival(n, target))]
-        return (
-            f"Passes to {target} %, mean of five seeds: {said}. "
-            f"{'Not every run arrived with ' + ', '.join(never) + '. ' if never else ''}"
-            "Right: the longer a bar, the larger the factor between measured time and perfect sharing."
-        )
-
-    target = widgets.slider("target (%)", list(range(30, 57, 2)), 50)
-    widgets.explore_axes(paint, alt=caption, columns=2, target=target)
-
-
 # From the record
 
 
@@ -158,10 +106,10 @@ def _machines(ax: Axes, record: Record) -> list[int]:
 
 def budgets(record: Record) -> None:
     """Explore the test accuracy after a number of passes, by the number of machines, each at its best rate."""
-    rates, found = {}, {}
+    found = {}
     for passes in start_here.PASSES:
         best = [start_here.tuned(record, n, f"after {passes} passes") for n in record.options("machines")]
-        rates[passes], found[passes] = [rate for rate, _ in best], np.stack([runs for _, runs in best])
+        found[passes] = np.stack([runs for _, runs in best])
 
     def paint(ax: Axes, passes: int) -> None:
         machines, first, mean = _machines(ax, record), found[10].mean(1), found[passes].mean(1)
@@ -176,12 +124,9 @@ def budgets(record: Record) -> None:
 
     def caption(passes: int) -> str:
         one, many = found[passes][0].mean(), found[passes][-1].mean()
-        lowest, place = found[passes].min(), found[passes].min(1).argmin()
-        machines = record.options("machines")[place]
         return (
             f"After {passes} passes: {one:.1f} % with one machine, {many:.1f} % with 200 machines, each at its best "
-            "learning rate. Marks: 28 runs each; line: their means. The lowest run ends at "
-            f"{lowest:.0f} %, with {named(machines)} at the rate {Fraction(rates[passes][place])}."
+            "learning rate. Marks: 28 runs each; line: their means."
         )
 
     widgets.explore_axes(paint, alt=caption, passes=widgets.slider("passes", start_here.PASSES, 150))
@@ -214,7 +159,7 @@ def efficiency(record: Record) -> None:
 
     def caption(target: int) -> str:
         times = dict(zip(record.options("machines"), found[target].mean(0), strict=True))
-        said = "; ".join(f"{named(n)} {times[n]:.1f} times faster" for n in COLORS if n > 1)
+        said = "; ".join(f"{named(n)} {times[n]:.1f} times faster" for n in (5, 20, 50, 200))
         return f"To {target} % test accuracy: {said}. Bars: 95 % interval over 28 seeds."
 
     target = widgets.slider("target (%)", start_here.TARGETS, 50)
