@@ -59,14 +59,12 @@ ANSWERS = [  # an exercise, an answer, and whether it is right
     ("stable", lambda A: 1.02 * 2 / np.linalg.eigvalsh(A)[-1], False),
     ("stable", lambda A: 2 / np.diag(A).max(), False),
     ("follow", changed(exercises.follow, "np.array([[b", "jnp.array([[b"), True),  # in float32
-    ("follow", changed(exercises.follow, UNIT, "v = Hv"), False),
     ("follow", changed(exercises.follow, UNIT, "pass"), False),
     ("follow", changed(exercises.follow, "2 * a * b - 1], [2 * a * b - 1", "a * b], [a * b"), False),
     ("follow", changed(exercises.follow, STEP, IN_TURN), False),
     ("follow", changed(exercises.follow, "v @ Hv", "np.linalg.norm(Hv)"), False),
     ("read", lambda rates, losses: rates[16::32][losses.reshape(-1, 32).mean(1).argmin()], True),
     ("read", lambda rates, losses: rates[np.argmin(losses)], False),
-    ("read", lambda rates, losses: rates[500:][np.argmin(losses[500:])], False),
     ("read", lambda rates, losses: rates[np.convolve(losses, np.ones(61) / 61, "valid").argmin()], False),
     ("read", lambda rates, losses: rates[np.convolve(losses, np.ones(61) / 61, "same").argmin()], False),
 ]  # fmt: skip
@@ -140,12 +138,10 @@ def test_with_nesterov_the_rate_falls_too_and_small_weights_start_flatter():
 
 
 def test_the_catapult_is_as_exercise_2_tells_it():
-    w, losses, sharpness = np.array([3, 0.2]), [], []
-    for _ in range(200):
-        product = w.prod()
-        losses.append((product - 1) ** 2 / 2)
-        sharpness.append(np.linalg.eigvalsh([[w[1] ** 2, 2 * product - 1], [2 * product - 1, w[0] ** 2]])[-1])
-        w, _ = exercises._followed(w, np.array([1.0, 0.0]), 0.28, 1)
+    w, v = np.array([3, 0.2]), np.array([1.0, 0.0])
+    path = np.array([w, *(w := exercises._followed(w, v, 0.28, 1)[0] for _ in range(200))])
+    losses = (path.prod(1) - 1) ** 2 / 2
+    sharpness = np.linalg.eigvalsh([[[b**2, 2 * a * b - 1], [2 * a * b - 1, a**2]] for a, b in path])[:, -1]
     told = exercises.follow.right
     assert f"from {losses[0]:.2f} to {max(losses):.2f} and then goes to {losses[-1]:.0f}" in told
     assert f"from {sharpness[0]:.1f} to {sharpness[-1]:.1f}" in told

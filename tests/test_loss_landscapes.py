@@ -36,19 +36,15 @@ def weights(model: models.Model, seed: int = 0):
     return jax.tree.map(lambda w: np.float32(rng.normal(size=w.shape) / np.sqrt(w.size / w.shape[-1])), shapes)
 
 
-def examples(width: int = 4, seed: int = 0, count: int = 20):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(count, width)).astype(np.float32), rng.integers(0, 3, count)
-
-
 LOSS, SMOOTH_LOSS = cross_entropy(NET), cross_entropy(SMOOTH)
-PARAMS, DATA = weights(NET), examples()
+RNG = np.random.default_rng(0)
+PARAMS, DATA = weights(NET), (np.float32(RNG.normal(size=(20, 4))), RNG.integers(0, 3, 20))
 
 
 @functools.cache
-def explicit_hessian(loss) -> np.ndarray:
+def explicit_hessian() -> np.ndarray:
     flat, unravel = ravel_pytree(PARAMS)
-    return np.asarray(jax.jit(jax.hessian(lambda w: loss(unravel(w), *DATA)))(flat), np.float64)
+    return np.asarray(jax.jit(jax.hessian(lambda w: SMOOTH_LOSS(unravel(w), *DATA)))(flat), np.float64)
 
 
 def quadratic(w, curvatures):
@@ -59,9 +55,8 @@ def filter_norms(tree):
     return [np.linalg.norm(np.reshape(w, (-1, w.shape[-1])), axis=0) for w in jax.tree.leaves(tree) if w.ndim > 1]
 
 
-@pytest.mark.parametrize("model", [NET, models.lenet((16, 16, 1))], ids=["dense", "conv"])
-def test_filters_of_the_direction_have_the_norms_of_the_parameters(model):
-    params = weights(model)
+def test_filters_of_the_direction_have_the_norms_of_the_parameters():
+    params = weights(models.lenet((16, 16, 1)))
     direction = room.random_direction(KEY, params)
     for ours, theirs in zip(filter_norms(direction), filter_norms(params), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
@@ -133,12 +128,10 @@ def test_pca_plane_finds_the_plane_of_a_path_that_lies_in_one():
     np.testing.assert_allclose(axes @ axes.T, np.eye(2), atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", [LOSS, SMOOTH_LOSS], ids=["relu", "tanh"])
-def test_eigenvalues_are_those_of_the_explicit_hessian(loss):
-    expected = np.linalg.eigvalsh(explicit_hessian(loss))[::-1]
-    for k in (1, 8, len(expected)):
-        ours = room.hessian_eigenvalues(loss, PARAMS, k, KEY, DATA)
-        np.testing.assert_allclose(ours, expected[:k], rtol=1e-3, atol=1e-3 * expected[0])
+def test_eigenvalues_are_those_of_the_explicit_hessian():
+    expected = np.linalg.eigvalsh(explicit_hessian())[::-1]
+    ours = room.hessian_eigenvalues(SMOOTH_LOSS, PARAMS, 8, KEY, DATA)
+    np.testing.assert_allclose(ours, expected[:8], rtol=1e-3, atol=1e-3 * expected[0])
 
 
 START = [2.75, 0.0, 4.0, 5.0, 0.5, 0.75, -1.0, 3.0, 1.0, 2.0, 1.5]  # the start is nearly orthogonal to that of 3
@@ -152,8 +145,8 @@ def test_a_spectrum_is_gone_through_to_its_end(curvatures):
 
 
 def test_the_spectral_density_has_the_moments_of_the_spectrum():
-    values = np.linalg.eigvalsh(explicit_hessian(SMOOTH_LOSS))
-    found = room.spectral_density(SMOOTH_LOSS, PARAMS, KEY, DATA, probes=200, iterations=30)
+    values = np.linalg.eigvalsh(explicit_hessian())
+    found = room.spectral_density(SMOOTH_LOSS, PARAMS, KEY, DATA, probes=100, iterations=20)
     np.testing.assert_allclose(found.weights.sum(1), 1, rtol=1e-4)
     moment = [float((found.weights * found.nodes**power).sum(1).mean()) for power in (1, 2)]
     np.testing.assert_allclose(moment, [values.mean(), (values**2).mean()], rtol=0.1)
@@ -177,6 +170,10 @@ def total(params):
     return sum((leaf**2).sum() for leaf in jax.tree.leaves(params))
 
 
+def undefined(params):
+    return total(params) + jnp.log(-params["w"].sum())
+
+
 def plane_along(direction):
     return room.plane(total, SMALL, SMALL, direction, [0, 1], [0, 1])
 
@@ -196,11 +193,13 @@ REFUSED = [
     *((lambda w=w: room.random_direction(KEY, w), "arrays of floats") for w in ({}, {"w": 1.0}, {"w": jnp.arange(3)})),
     (lambda: room.random_direction(KEY, SMALL, "filters"), "Did you mean 'filter'"),
     (lambda: path(w=np.ones((2, 3))), "three points or more"),
-    (lambda: path(w=np.ones((4, 3)), b=np.ones((5, 3))), "three points or more"),
     (lambda: path(w=np.outer(np.arange(4), np.ones(3))), "lies on a line"),
     (lambda: path(w=np.full((4, 3), np.nan)), "not finite"),
     (lambda: room.spectral_density(total, SMALL, KEY, probes=0), "probes"),
     (lambda: room.spectral_density(total, SMALL, KEY, iterations=0), "iterations"),
+    (lambda: room.line(lambda params: params["w"] ** 2, SMALL, SMALL, [0.0, 1.0]), "such as a mean"),
+    (lambda: room.line(undefined, SMALL, SMALL, [0.0, 1.0]), "loss is not finite at these parameters"),
+    (lambda: room.hessian_eigenvalues(undefined, SMALL, 1, KEY), "loss is not finite at these parameters"),
 ]
 
 
@@ -208,25 +207,6 @@ REFUSED = [
 def test_what_cannot_work_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda loss: room.line(loss, SMALL, SMALL, [0.0, 1.0]),
-        lambda loss: room.hessian_eigenvalues(loss, SMALL, 1, KEY),
-    ],
-)
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (lambda params: params["w"] ** 2, r"such as a mean|scalar-output functions"),
-        (lambda params: total(params) + jnp.log(-params["w"].sum()), "loss is not finite at these parameters"),
-    ],
-)
-def test_a_loss_must_be_one_finite_number(call, loss, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        call(loss)
 
 
 @pytest.mark.parametrize("variant", experiment.VARIANTS)
@@ -252,13 +232,26 @@ def test_all_recorded_networks_came_to_the_same_loss():
     np.testing.assert_allclose(arrived, experiment.DEEP_TARGET, rtol=0.01)
 
 
-def test_training_to_a_loss_ends_at_it():
-    for batch, rate, arrives in ((500, 2.0, True), (16, 4.0, False)):
-        steps, params, final = experiment.trained("signals", batch, rate, 0)
-        training, _ = experiment.examples("signals")
-        np.testing.assert_allclose(final, experiment.mean_loss("signals")(params, *training), rtol=1e-4)
-        assert (0.98 * experiment.TARGET < final <= 1.001 * experiment.TARGET) == arrives
-        assert steps < experiment.MOST_STEPS
+def halved_square(w, x, y):
+    return (w**2).sum() / 2
+
+
+def ended(steps, target, rate, **more):
+    """Training whose every step is known: it multiplies w = (3, 4) by 1 - rate."""
+    given, batches = (np.zeros((1, 1), np.float32), np.zeros(1, np.int32)), np.zeros((steps, 1), np.int32)
+    return experiment.to_loss(halved_square, np.float32([3, 4]), batches, given, target, rate, **more)
+
+
+@pytest.mark.parametrize(("rate", "arrives"), [(0.1, True), (10.0, False)])
+def test_training_to_a_loss_ends_at_it(rate, arrives):
+    steps, w, final = ended(2000, 0.05, rate)
+    np.testing.assert_allclose(final, halved_square(w, 0, 0), rtol=1e-4)
+    assert (0.98 * 0.05 < final <= 1.001 * 0.05) == arrives and steps < 2000
+
+
+def test_decay_shortens_and_a_longest_gradient_shortens_steps():
+    plain, decayed, short = (ended(1, 0.0, 0.5, **more)[1] for more in ({}, {"decay": 0.2}, {"longest": 0.01}))
+    np.testing.assert_allclose([plain, decayed, short], [[1.5, 2], [1.2, 1.6], [2.997, 3.996]], rtol=1e-5)
 
 
 @pytest.mark.long
@@ -270,18 +263,6 @@ def test_the_largest_eigenvalue_and_the_normalised_rise_rank_minima_alike():
         measures.append((top, experiment.rise(loss, params, training)))
     ranks = np.argsort(np.argsort(measures, axis=0), axis=0)
     assert np.corrcoef(ranks.T)[0, 1] > 0.85
-
-
-def test_decay_shortens_and_a_longest_gradient_shortens_steps():
-    training, start = experiment.examples("digits")[0], weights(experiment.NETS["digits"])
-    batches = experiment.minibatches(0, 1, 100, 1000)
-
-    def moved(**more):
-        _, params, _ = experiment.to_loss(experiment.mean_loss("digits"), start, batches, training, 0.0, 1.0, **more)
-        return ravel_pytree(params)[0] - ravel_pytree(start)[0]
-
-    np.testing.assert_allclose(moved(decay=0.5) - moved(), -0.5 * ravel_pytree(start)[0], atol=1e-5)
-    assert np.linalg.norm(moved(longest=0.01)) == pytest.approx(0.01, rel=1e-3)
 
 
 GAP = 'abs(one["loss"] / other["loss"] - 1)'
@@ -300,14 +281,6 @@ ANSWERS = {  # of each exercise: answers or changes of the solution, and whether
         (("range(steps)", "range(300)"), False),
     ],
     "sharp": [(10, True), (-0.1, True), (99**0.5, False), (100, False), (0, False)],
-    "disguise": [
-        (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2 / 2), True),
-        (lambda W1, b1, W2, b2: (W1, b1, 0.4 * W2, 0.4 * b2), True),
-        (lambda W1, b1, W2, b2: (0.45 * W1, 0.45 * b1, W2, 0.45 * b2), True),
-        (lambda W1, b1, W2, b2: (8 * W1, 8 * b1, W2 / 8, b2), False),
-        (lambda W1, b1, W2, b2: (W1, b1, W2 / 2, b2), False),
-        (lambda W1, b1, W2, b2: (W1, b1, 1e-6 * W2, 1e-6 * b2), False),  # a plateau
-    ],
     "fair": [
         ((GAP, 'abs(np.log(one["loss"] / other["loss"]))'), True),
         (("for i in range(j)", "for i in range(j + 1)"), True),
@@ -365,7 +338,7 @@ def test_with_a_larger_share_for_each_block_the_valley_is_narrow():
     changes = {"np.sqrt(20)": "1.0", "VARIANTS.items()": '[("skip", (True, False))]', "21)": "5)"}
     wide = lesson({"VARIANTS.items()": '[("skip", (True, False))]', "21)": "5)"}, "network", "block", "deep-train")
     narrow = lesson(changes, "network", "block", "deep-train")
-    ends = [cells["planes"]["skip"][2, [1, 3]].mean() for cells in (wide, narrow)]
+    ends = [cells["planes"]["skip", 0.5][2, [1, 3]].mean() for cells in (wide, narrow)]
     assert not ends[1] < 2 * ends[0]
 
 

@@ -373,7 +373,7 @@ def test_only_what_a_notebook_uses_makes_it_stale(tmp_path, monkeypatch):
     assert not changed("lab/intervals.py", "import NamedTuple", "import NamedTuple  # why")
     assert not changed("lab/intervals.py", "Raises ValueError", "Refuses")
     assert not changed("lab/data.py", "ATTEMPTS = ", "ATTEMPTS = 1")
-    assert not changed("sgd/exercises.py", "degree = Exercise(", "degree = Exercise(0, ")
+    assert not changed("sgd/exercises.py", "backward = Exercise(", "backward = Exercise(0, ")
     assert not changed("precision/claims.toml", "seeds = ", "seeds = 1")
     stored = "../data/results/claims.json"
     assert changed(stored, '"precision-bfloat16": {', '"precision-bfloat16": {"new": 1, ')

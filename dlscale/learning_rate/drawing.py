@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
 
@@ -20,31 +19,21 @@ def _log_rates(ax: Axes, low: float, high: float, every: int = 1) -> None:
     ax.minorticks_off()
 
 
-def _accuracies(
-    accuracies: Mapping[str, np.ndarray], x: Sequence[float], gap: float, colors: Sequence[str]
-) -> tuple[Figure, Axes]:
-    """A line with its interval for each array of accuracies, (seeds, len(x)) in per cent; names are `gap` apart."""
-    figure, ax = figures.new(height=3.2)
-    pairs = zip(accuracies.items(), colors, strict=False)
-    lines = {
-        name: figures.band(ax, x, values, color, marker="o", linestyle="--" if "warm-up" in name else "-")
-        for (name, values), color in pairs
-    }
-    figures.names(ax, lines, gap)
-    ax.set(ylabel="validation accuracy (%)")
-    ax.set_title("band: 95 % interval of the mean over the seeds", fontsize=9, color=figures.GREY)
-    return figure, ax
-
-
 def by_rate(
     accuracies: Mapping[str, np.ndarray], rates: Sequence[float], gap: float = 1.5,
     xlabel: str = "learning rate", colors: Sequence[str] = COLORS,
 ) -> None:  # fmt: skip
     """Validation accuracy, (seeds, rates) in per cent, by learning rate, for each schedule; warm-up is dashed."""
-    figure, ax = _accuracies(accuracies, rates, gap, colors)
-    ax.set(xlabel=xlabel)
+    figure, ax = figures.new(height=3.2)
+    lines = {
+        name: figures.band(ax, rates, values, color, marker="o", linestyle="--" if "warm-up" in name else "-")
+        for (name, values), color in zip(accuracies.items(), colors, strict=False)
+    }
+    figures.names(ax, lines, gap)
+    ax.set(xlabel=xlabel, ylabel="validation accuracy (%)")
+    ax.set_title("band: 95 % interval of the mean over the seeds", fontsize=9, color=figures.GREY)
     if min(values.mean(0).min() for values in accuracies.values()) < 15:
-        ax.plot([rates[0], rates[-1]], [10, 10], ":", color=figures.GREY)
+        ax.axhline(10, linestyle=":", color=figures.GREY)
         ax.text(rates[0], 11, "guessing", color=figures.GREY)
         ax.set_ylim(0, None)
     _log_rates(ax, min(rates), max(rates))
@@ -85,8 +74,7 @@ def bowl() -> None:
         )
 
     rates_of_slider = [0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 1.8, 1.9, 2.0, 2.02, 2.05, 2.1, 2.2, 2.4]
-    slider = widgets.slider("learning rate", rates_of_slider, 1.9)
-    widgets.explore_axes(paint, alt=caption, columns=2, rate=slider)
+    widgets.explore_axes(paint, alt=caption, columns=2, rate=widgets.slider("learning rate", rates_of_slider, 1.9))
 
 
 # Sections 1 and 2
@@ -106,21 +94,21 @@ def sharpness(
         for ax, curves in ((left, losses), (right, sharp)):
             ax.plot(steps, np.clip(np.nan_to_num(curves, nan=1e3), 1e-3, 1e3).T, color=figures.TRAIN, linewidth=1.2)
         right.plot([0, steps[-1]], [2 / rate] * 2, "--", color=figures.RED)
-        right.text(
-            steps[-1], 2 / rate - highest / 50, "2 / rate", color=figures.RED, ha="right", va="top", clip_on=True
-        )
+        right.text(steps[-1], 2 / rate, "\n2 / rate", color=figures.RED, ha="right", va="center", clip_on=True)
         left.set(xlabel="step", ylabel="training loss", yscale="log", ylim=(0.005, 20))
         right.set(xlabel="step", ylabel="sharpness", ylim=(0, highest))
 
     def caption(choice: float) -> str:
         losses, sharp, rate = runs[choice]
-        said = f"Rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}. The sharpness begins at {sharp[:, 0].mean():.1f}"
         trains = np.isfinite(losses[:, -1])
-        if not trains.any():
-            return f"{said}. {'The run diverges' if len(losses) == 1 else 'All runs diverge'}."
-        said += f" and ends at {sharp[trains, -1].mean():.1f}{'' if len(losses) == 1 else ' on average'}."
-        said += f" It ranges from {sharp[trains].min():.1f} to {sharp[trains].max():.1f}."
-        return said if trains.all() else f"{said} {(~trains).sum()} of {len(trains)} runs diverge."
+        said = f"Rate {rate:.2g}, so 2 / rate is {2 / rate:.1f}."
+        if not trains.all():
+            said += f" {(~trains).sum()} of {len(trains)} runs diverge."
+        if trains.any():
+            begin, end = sharp[trains].mean(0)[[0, -1]]
+            said += f" The sharpness goes from {begin:.1f} to {end:.1f} on average, and ranges from "
+            said += f"{sharp[trains].min():.1f} to {sharp[trains].max():.1f}."
+        return said
 
     widgets.explore_axes(paint, alt=caption, columns=2, choice=widgets.slider(label, list(runs), value, "{:.2g}"))
 
@@ -128,27 +116,19 @@ def sharpness(
 # Section 3
 
 
-def range_test(tried: np.ndarray, losses: np.ndarray, rates: Sequence[float], accuracies: np.ndarray) -> None:
-    """The loss (steps,) of a run whose rate grows as `tried`, over accuracies (seeds, rates) of constant rates."""
-    figure = figures.new(height=4.2)[0]
-    figure.clear()
-    upper, lower = figure.subplots(2, 1, sharex=True)
+def range_test(tried: np.ndarray, losses: np.ndarray, best: float) -> None:
+    """The loss (steps,) of a run whose rate grows as `tried`; the rates that it suggests, and the best constant one."""
+    figure, ax = figures.new(height=2.8)
     middles, means = tried[15::31], losses.reshape(-1, 31).mean(1)
-    lowest, best = middles[means.argmin()], rates[accuracies.mean(0).argmax()]
-    upper.plot(tried, np.clip(losses, 0, 5), color=figures.SKY, linewidth=0.5)
-    upper.plot(middles, means, color=figures.TRAIN)
-    upper.text(tried[5], 1.3, "one run, its rate growing", color=figures.TRAIN)
-    figures.band(lower, rates, accuracies, figures.TEST, marker="o", markersize=4)
-    lower.text(tried[5], 42, "many runs, each at one rate", color=figures.TEST)
-    for ax in (upper, lower):
-        ax.axvspan(lowest / 4, lowest, color=figures.GREY, alpha=0.2, linewidth=0)
-        ax.spines[["top", "right"]].set_visible(False)
-    upper.axvline(lowest, color=figures.GREY, linestyle="--")
-    upper.text(1.05 * lowest, 3.5, "lowest loss", color=figures.GREY)
-    lower.text(lowest / 2, 9, "rates to try", color=figures.GREY, ha="center")
-    upper.set(ylabel="training loss", ylim=(1, 4))
-    lower.set(xlabel="learning rate", ylabel="validation\naccuracy (%)", ylim=(5, 55))
-    _log_rates(lower, 2**-9, 2**3, every=2)
+    lowest = middles[means.argmin()]
+    ax.plot(tried, np.clip(losses, 0, 5), color=figures.SKY, linewidth=0.5)
+    ax.plot(middles, means, color=figures.TRAIN)
+    ax.axvspan(lowest / 4, lowest, color=figures.GREY, alpha=0.2, linewidth=0)
+    ax.text(lowest / 4.3, 3.7, "grey: rates to try", color=figures.GREY, ha="right")
+    ax.axvline(best, color=figures.TEST, linestyle="--")
+    ax.text(1.7 * lowest, 1.2, "dashed: best constant rate", color=figures.TEST)
+    ax.set(xlabel="learning rate", ylabel="training loss", ylim=(1, 4))
+    _log_rates(ax, 2**-9, 2**3, every=2)
     said = f"The range test has its lowest loss at {lowest:.2g}; the best constant rate is {best:.2g}."
     figures.show(figure, said)
 
@@ -185,8 +165,9 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
         right.plot([last, steps], [loss(mean)] * 2, color=figures.GREEN, linewidth=4)
         right.text(0.97, 0.92, "● weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
         right.text(0.97, 0.84, "★ mean of the last quarter", color=figures.GREEN, ha="right", transform=right.transAxes)
-        right.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60))
-        right.set_title("mean of 200 runs")
+        right.set(
+            xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60), title="mean of 200 runs"
+        )
 
     def caption(rate: float, schedule: str) -> str:
         path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)
@@ -197,20 +178,6 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
 
     rate = widgets.slider("learning rate", [0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2], 0.4)
     widgets.explore_axes(paint, alt=caption, columns=2, rate=rate, schedule=widgets.menu("schedule", [*shapes]))
-
-
-def averages(accuracies: Mapping[str, np.ndarray], parts: Sequence[int]) -> None:
-    """What averaging the weights over the last `parts` sixteenths of a run gains over its last weights, (seeds, parts).
-
-    The last weights are part 0, the first of `parts`; differences are paired by seed.
-    """
-    gains = {name: values - values[:, :1] for name, values in accuracies.items()}
-    figure, ax = _accuracies(gains, range(len(parts)), 0.3, (figures.BLACK, figures.BLUE))
-    ax.axhline(0, color=figures.GREY, linestyle="--")
-    ax.set_xticks(range(len(parts)), ["last\nweights", *(f"{100 * part / 16:.0f} %" for part in parts[1:])])
-    ax.set(xlabel="part of the run whose weights are averaged", ylabel="gain in accuracy (points)")
-    best = ", ".join(f"{name} {values.mean(0).max():.1f}" for name, values in gains.items())
-    figures.show(figure, f"The most that a mean of the weights gains over the last weights: {best} points.")
 
 
 # The further notebook
@@ -228,41 +195,10 @@ def oscillation(sharp: Mapping[str, np.ndarray], sizes: np.ndarray, edge: float)
         left.text(5, 0.98 * edge, "2 / rate", color=figures.RED, va="top")
         left.set(xlabel="step after 2 / rate is passed", ylabel="sharpness", ylim=(0.6 * edge, 1.7 * edge))
         right.plot(sizes[seed], color=figures.BLUE, linewidth=0.7)
-        right.set(xlabel="step after 2 / rate is passed", ylabel="size of the oscillation", ylim=(-0.25, 0.25))
-        right.set_title("whole step")
+        right.set(xlabel="step after 2 / rate is passed", ylabel="oscillation of whole steps", ylim=(-0.25, 0.25))
 
     def caption(seed: int) -> str:
         ends = ", ".join(f"{name} {values[seed, -100:].mean():.1f}" for name, values in sharp.items())
         return f"Start {seed}. Sharpness in the last 100 steps: {ends}. The edge is {edge:g}."
 
     widgets.explore_axes(paint, alt=caption, columns=2, seed=widgets.slider("start", range(len(sizes)), 5))
-
-
-def rate_and_momentum(rates: Sequence[float], momenta: Sequence[float], accuracy: np.ndarray) -> None:
-    """Validation accuracy, (rates, momenta, seeds) in per cent: by rate, and beside it by the effective rate."""
-    figure, panels = figures.new(2, height=3.2, sharey=True)
-    for ax, xlabel, power in zip(panels, ("learning rate η", "effective rate η / (1 − β)"), (0, 1), strict=True):
-        for j, (beta, color) in enumerate(zip(momenta, COLORS, strict=False)):
-            figures.band(ax, np.array(rates) / (1 - beta) ** power, accuracy[:, j].T, color, marker="o", markersize=4)
-            if power:
-                ax.text(0.98, 0.93 - 0.08 * j, f"β = {beta:.2g}", color=color, transform=ax.transAxes, ha="right")
-        ax.set(xlabel=xlabel, ylim=(5, 60))
-        _log_rates(ax, rates[0], rates[-1] / (1 - max(momenta)) ** power, every=2)
-    panels[0].set(ylabel="validation accuracy (%)")
-    tops = zip(momenta, np.take(rates, accuracy.mean(2).argmax(0)), strict=True)
-    best = ", ".join(f"{rate:.2g}, effectively {rate / (1 - beta):.2g}, for β = {beta:.2g}" for beta, rate in tops)
-    figures.show(figure, f"Best rates: {best}.")
-
-
-def schedules(shapes: Mapping[str, np.ndarray]) -> None:
-    """The schedules as small curves, each from 0 to its peak."""
-    figure = figures.new(height=2.4)[0]
-    figure.clear()
-    for ax, (name, shape) in zip(figure.subplots(2, len(shapes) // 2, sharey=True).flat, shapes.items(), strict=True):
-        ax.plot(shape, color=figures.BLACK)
-        ax.set_title(name, fontsize=8)
-        ax.set(xticks=[], yticks=[0, 1], ylim=(0, 1.05))
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("step", fontsize=9)
-    figure.supylabel("rate / peak", fontsize=9)
-    figures.show(figure, f"The rate by step of each schedule: {', '.join(shapes)}.")

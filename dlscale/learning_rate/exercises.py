@@ -13,8 +13,7 @@ def _stable(answer: Any) -> str | None:
     for size in (2, 3, 6, 4, 5):
         B = rng.normal(size=(size, size))
         A = B @ B.T + 0.1 * np.eye(size)
-        expected = 2 / np.linalg.eigvalsh(A)[-1]
-        if wrong := compare(f"The rate for a {size}×{size} matrix", answer(A), expected, 0.01):
+        if wrong := compare(f"The rate for a {size}×{size} matrix", answer(A), 2 / np.linalg.eigvalsh(A)[-1], 0.01):
             return wrong
     return None
 
@@ -53,14 +52,12 @@ def _followed(w, v, rate, steps):
 
 def _follow(answer: Any) -> str | None:
     rng = np.random.default_rng(8)
-    for case in range(6):
-        w, rate, steps = rng.uniform(0.4, 1.5, 2), float(rng.uniform(0.05, 0.3)), int(rng.integers(5, 60))
-        if case == 5:
-            w, rate, steps = np.array([3.0, 0.2]), 0.28, 80  # 2 / rate is below the sharpness there: a catapult
+    cases = [(rng.uniform(0.4, 1.5, 2), rng.uniform(0.05, 0.3), rng.integers(5, 60)) for _ in range(5)]
+    for w, rate, steps in [*cases, (np.array([3.0, 0.2]), 0.28, 80)]:  # the last is a catapult
         v = rng.normal(size=2)
         v = v / np.linalg.norm(v)
         given = f"from ({w[0]:.2f}, {w[1]:.2f}) at rate {rate:.2f}, {steps} steps,"
-        pair = answer(w.copy(), v.copy(), rate, steps)
+        pair = answer(w.copy(), v.copy(), float(rate), int(steps))
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             return "`follow` must return two things: the last weights and all estimates."
         for what, found, expected in zip(("weights", "estimates"), pair, _followed(w, v, rate, steps), strict=True):
@@ -112,8 +109,7 @@ def _read(answer: Any) -> str | None:
             return f"{made_up}; without its noise the loss is lowest at {lowest:.3g}. {advice}"
         off.append(np.log(read / lowest))
     if abs(mean := np.mean(off)) > np.log(1.3):
-        advice = "Do you read the middle of the steps that you average?"
-        return f"You read {np.exp(mean):.2f} times the right rate, a geometric mean. {advice}"
+        return f"On average you read {np.exp(mean):.2f} times the right rate. Read the middle of the steps averaged."
     return None
 
 

@@ -60,20 +60,24 @@ LANDSCAPES = {
 
 
 @jax.jit
-def _race(landscape: Array, start: Array, rates: Array) -> dict[str, tuple[Array, Array]]:
+def _race(landscape: Array, start: Array, rates: Array) -> tuple[Array, Array]:
     def loss(w: Array) -> Array:
         return lax.switch(landscape, [one.loss for one in LANDSCAPES.values()], w)
 
-    def path(optimizer: optax.GradientTransformation) -> tuple[Array, Array]:
+    def path(rate: Array) -> tuple[Array, Array]:
+        optimizers = [method(rate) for method in METHODS.values()]
+
         def step(state: tuple, _: None) -> tuple:
-            w, memory = state
-            value, gradient = jax.value_and_grad(loss)(w)
-            update, memory = optimizer.update(gradient, memory, w)
-            return (w + update, memory), (w, value)
+            weights, memories = state
+            values, gradients = jax.vmap(jax.value_and_grad(loss))(weights)
+            each = zip(optimizers, gradients, memories, weights, strict=True)
+            updates, memories = zip(*(optimizer.update(*given) for optimizer, *given in each), strict=True)
+            return (weights + jnp.stack(updates), memories), (weights, values)
 
-        return lax.scan(step, (start, optimizer.init(start)), length=201)[1]
+        begin = jnp.tile(start, (len(METHODS), 1)), tuple(optimizer.init(start) for optimizer in optimizers)
+        return lax.scan(step, begin, length=201)[1]
 
-    return jax.vmap(lambda rate: {name: path(method(rate)) for name, method in METHODS.items()})(rates)
+    return jax.vmap(path)(rates)
 
 
 def race(landscape: str, rates: np.ndarray, start: tuple[float, float] | None = None) -> dict[str, tuple]:
@@ -82,8 +86,8 @@ def race(landscape: str, rates: np.ndarray, start: tuple[float, float] | None = 
     They begin at `start`, by default that of the landscape.
     """
     point = jnp.asarray(start or LANDSCAPES[landscape].start, jnp.float32)
-    found = jax.device_get(_race([*LANDSCAPES].index(landscape), point, jnp.asarray(rates)))
-    return {name: found[name] for name in METHODS}
+    weights, losses = jax.device_get(_race([*LANDSCAPES].index(landscape), point, jnp.asarray(rates)))
+    return {name: (weights[:, :, i], losses[:, :, i]) for i, name in enumerate(METHODS)}
 
 
 def steps_to_arrive(losses: np.ndarray, arrived: float) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.sparse.linalg import svds
 
 from dlscale import sgd
 from dlscale.page import figures, widgets
@@ -58,12 +59,8 @@ def _shadow(gradients: np.ndarray) -> np.ndarray:
     """Gradients (examples, weights) along the true one and, beside it, where they differ most, in its length."""
     true = gradients.mean(0)
     along = gradients @ true / (true @ true)
-    rest = gradients - along[:, None] * true
-    across = rest[0]
-    for _ in range(10):  # power iteration
-        across = rest.T @ (rest @ across)
-        across /= np.linalg.norm(across)
-    return np.stack([along, rest @ across / np.linalg.norm(true)], axis=1)
+    (across,), (size,), _ = (part.T for part in svds(gradients - along[:, None] * true, k=1, tol=0.01))
+    return np.stack([along, size * across / np.linalg.norm(true)], axis=1)
 
 
 def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:

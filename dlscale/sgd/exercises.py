@@ -70,39 +70,6 @@ def sgd_epochs(w, x, y, learning_rate, batch_size, epochs, rng):
 )
 
 
-def expected_error(gradients, batch_size):
-    true = gradients.mean(0)
-    variance = gradients.var(0).sum() / batch_size
-    return variance**0.5 / (true**2).sum() ** 0.5
-
-
-def _noise(answer: Any) -> str | None:
-    rng = np.random.default_rng(0)
-    for weights, batch_size in ((3, 1), (7, 4), (2, 9)):
-        each = rng.standard_exponential((2000, weights)) ** 2 * rng.uniform(0.1, 3, weights)  # some are far off
-        expected, found = expected_error(each, batch_size), answer(each, batch_size)
-        if wrong := compare(f"The relative error with a batch of {batch_size}", found, expected, 0.01):
-            return wrong
-    return None
-
-
-noise = Exercise(
-    id="sgd-noise",
-    answer="expected_error",
-    question="Predict the error without drawing a single minibatch. Write `expected_error(gradients, batch_size)`. "
-    "The rows of `gradients` are the gradients of the single examples. Return $\\sigma / \\sqrt{B}$, "
-    "divided by the length of the true gradient. Here $\\sigma^2$ is the mean squared distance between a row and the "
-    "mean of all rows.",
-    hints=(
-        "The variance of a mean of B examples is the variance of one example divided by B.",
-        "Add up the variances of all weights, gradients.var(0).sum(), divide by B, and take the square root.",
-    ),
-    code=inspect.getsource(expected_error),
-    wrong=_noise,
-    right="the spread of single gradients tells the error of every batch.",
-)
-
-
 momentum = Exercise(
     id="sgd-momentum",
     answer="momentum_gain",
@@ -195,47 +162,4 @@ backward = Exercise(
     code=inspect.getsource(three_layers),
     wrong=_backward,
     right="all three gradients are those of networks that the check made up.",
-)
-
-
-def _degree(answer: Any) -> str | None:
-    grid, ratios = np.linspace(0, 1, 1000), []
-    for draw in range(30):
-        rng = np.random.default_rng(9000 + draw)
-        waves, count = (0.5, 1.0, 2.0, 3.5, 5.0)[draw % 5], (60, 100, 150)[draw % 3]
-        x = rng.uniform(0, 1, count)
-        y = np.cos(waves * np.pi * x) + rng.normal(0, 0.1, count)
-        if (degree := answer(x.copy(), y.copy())) not in range(1, 16):
-            return "The degree must be a whole number from 1 to 15."
-        fits = [np.polynomial.Polynomial.fit(x, y, d, domain=[0, 1])(grid) for d in range(1, 16)]
-        errors = np.mean((np.array(fits) - np.cos(waves * np.pi * grid)) ** 2, axis=1)
-        ratios.append(min(10.0, errors[int(degree) - 1] / errors.min()))  # one unlucky draw shall not decide
-    if (ratio := np.exp(np.mean(np.log(ratios)))) <= 1.75:
-        return None
-    return f"On average your error is {ratio:.1f} times that of the best degree."
-
-
-degree = Exercise(
-    id="sgd-degree",
-    answer="choose",
-    question="Write `choose(x, y)`. It looks at samples of an *unknown* curve and returns the degree, from 1 to 15, "
-    "that you would fit. It has no fresh samples: how does it find out what the training error hides? The check draws "
-    "30 data sets from curves of its own. Your error against the truth may on average be 1.75 times that of the "
-    "best degree. No fixed degree manages that.",
-    hints=(
-        "Hold out a part of the samples, fit on the rest, and compare degrees on what was held out.",
-        "One split is noisy: repeat with several splits, and take the degree with the lowest mean.",
-    ),
-    code="""
-def choose(x, y):
-    def held_out_error(degree, seed):
-        order = np.random.default_rng(seed).permutation(len(x))
-        kept, held = np.split(order, [3 * len(x) // 4])
-        fit = np.polynomial.Polynomial.fit(x[kept], y[kept], degree, domain=[0, 1])
-        return np.mean((fit(x[held]) - y[held]) ** 2)
-    errors = [np.mean([held_out_error(degree, seed) for seed in range(20)]) for degree in range(1, 16)]
-    return 1 + int(np.argmin(errors))
-""",
-    wrong=_degree,
-    right="validation data, not training data, tell which model to trust.",
 )
