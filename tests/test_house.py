@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dlscale"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Neither blank nor only comment or docstring, drawing included.
-MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD = 15_200, 900, 300
-# What is not a room's method: what is drawn and asked, recorded, and run as a command.
-BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py"}
+MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD = 13_350, 900, 300
+# What is not a room's method: what is drawn and asked, recorded, run as a command, and programs to learn from.
+BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py", "corpus.py"}
 PARTS = {"lab", "page", "course"}
 SHARED = {"costs"}  # a room that serves several notebooks
 OLDEST_PYTHON = "3.11"
