@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dlscale"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Neither blank nor only comment or docstring, drawing included.
-MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD = 13_350, 900, 300
+MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD, MOST_LINES_OF_TESTS = 13_350, 900, 300, 9_150
 # What is not a room's method: what is drawn and asked, recorded, run as a command, and programs to learn from.
 BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py", "corpus.py"}
 PARTS = {"lab", "page", "course"}
@@ -110,6 +110,10 @@ def too_large(package: Path) -> str:
 
 def test_the_library_can_be_read_in_a_day_and_a_room_in_a_quarter_of_an_hour():
     assert not (report := too_large(PACKAGE)), f"look for what a well-kept library already does:\n{report}"
+
+
+def test_the_tests_are_smaller_than_what_they_test():
+    assert sum(map(lines_of_code, (ROOT / "tests").glob("*.py"))) <= MOST_LINES_OF_TESTS
 
 
 def test_too_large_a_room_is_named(tmp_path):
