@@ -146,7 +146,7 @@ NOT_ASKED = {
     "recomputation": {"profile": "counts bytes", "transformer_block": "a network's layer"},
     "sequence_models_and_serving.sequence": {
         "extended": "whole numbers", "hear": "a network"},
-    "sparsity": {"encode": "its result is bits"},
+    "sparsity": {"stored_bits": "its result is a count"},
 }  # fmt: skip
 ALSO = {f"operators_and_rooflines.{name}" for name in ("direct", "im2col")}  # under the names of its algorithms
 

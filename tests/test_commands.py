@@ -75,7 +75,7 @@ def benchmarks(*arguments: str, **options: object) -> subprocess.Popen:
 
 def test_an_unknown_benchmark_is_refused_in_words():
     with benchmarks("speed") as runner:
-        assert "There is no benchmark speed; there are calibration, cold_start" in runner.communicate()[1]
+        assert "There is no benchmark speed; there are calibration, slider_latency" in runner.communicate()[1]
     assert runner.returncode == 2
 
 

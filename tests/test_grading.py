@@ -268,6 +268,7 @@ def test_limits_cost_the_guilty_answers_only(grade_each):
     assert set(remarks.values()) == {"limit of 1.5 processor seconds"}
 
 
+@pytest.mark.long
 def test_to_wait_costs_no_processor_seconds_but_ends_at_a_limit_by_the_clock(grade_each, fall_asleep):
     remarks = grade_each({"patient": run_cell("import time\ntime.sleep(1.2)", "0"), "asleep": fall_asleep}, seconds=1)
     assert remarks == {"patient": ZERO, "asleep": "limit of 600 s by the clock"}
@@ -358,6 +359,7 @@ KILL_ALL = """
     exercises.ID.check(0)"""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix", reason="signals and forks")
 @pytest.mark.parametrize("contained", [True, False], ids=["in a namespace", "without one"])
 def test_attacks_end_with_their_answer(contained, grade_each, fall_asleep, tmp_path, monkeypatch):
@@ -483,6 +485,7 @@ def test_what_editors_make_of_files(change, grade, reference, notebook, tmp_path
     assert run(FILES[change](solved)) == expected
 
 
+@pytest.mark.long
 def test_what_a_student_adds_may_end_at_a_limit(grade, reference, notebook, monkeypatch):
     book = notebook({**reference, "demo-number": "number = 2 * half\nexercises.number.check(number)"})
     added = ["while True: pass", "half = 21", "import os; os._exit(0)"]

@@ -410,6 +410,7 @@ def test_store_keeps_the_file_when_a_cell_fails(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.long
 def test_stored_twice_is_stored_the_same(tmp_path):
     path = tmp_path / "01_sample.ipynb"
     cells = [nbformat.v4.new_code_cell(EXPLORER % "x", id="a"), nbformat.v4.new_code_cell("print(1); print(2)", id="b")]
