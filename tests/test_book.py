@@ -63,6 +63,7 @@ widgets.explore(make, alt=told, slope=widgets.slider("steep", range(16), 5), sig
 hidden_gradient = ...
 """
 STORED = ("05_precision", "07_recomputation", "08_collectives", "further/14_honest_benchmarks_further")
+GUIDES = [pytest.param(name, marks=pytest.mark.long) for name in ("docs/INDEX", "docs/INSTRUCTORS")]
 LOOKED_AT = ("index", "notebooks/07_recomputation", "docs/CLAIMS")
 EXPLORER = "document.querySelectorAll('.dlscale-explorer')[0]"
 pytestmark = [pytest.mark.notebook, pytest.mark.xdist_group("site")]  # one worker builds it
@@ -271,7 +272,7 @@ def test_the_front_page_is_alive_under_a_path_of_a_server_too(site, chromium):
     assert [part for part in (*titles, *readme.ROUTES, "For instructors") if part not in text] == []
 
 
-@pytest.mark.parametrize("name", [*LOOKED_AT, f"notebooks/{STORED[-1]}", "docs/INDEX", "docs/INSTRUCTORS", "search"])
+@pytest.mark.parametrize("name", [*LOOKED_AT, f"notebooks/{STORED[-1]}", "search", *GUIDES])
 def test_pages_need_no_network_complain_of_nothing_and_axe_finds_nothing_serious(site, browser, name):
     page = opened(browser, site / f"{name}.html", 390)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -249,6 +249,7 @@ def test_a_crash_costs_its_own_answer_only(grade_each):
         assert remarks[name].startswith(remark), name
 
 
+@pytest.mark.long
 def test_limits_cost_the_guilty_answers_only(grade_each):
     cells = {
         "loop": "while True:\n    pass",

@@ -134,6 +134,7 @@ def written(path, text):
     return path
 
 
+@pytest.mark.long
 def test_a_kernel_that_dies_is_noticed_and_what_it_said_is_shown(chromium, tmp_path):
     path = written(tmp_path / "a.ipynb", "import os\nos.write(2, b'its last words\\n')\nos.abort()")
     with (
@@ -357,7 +358,7 @@ def test_where_outputs_live_apart_the_explorer_stands_alone(folder, address, pag
         assert told(notebook) == "rising 1"
 
 
-@pytest.mark.parametrize("place", ["lab/tree", "notebooks"])  # in JupyterLab, and in Notebook 7
+@pytest.mark.parametrize("place", ["lab/tree", pytest.param("notebooks", marks=pytest.mark.long)])  # of Notebook 7
 def test_a_prediction_is_made_by_keyboard_and_answered(folder, address, page, place):
     text = """from dlscale import course; from dlscale.page import widgets
 ---

@@ -267,7 +267,7 @@ def test_programs_are_found_where_they_were_moved(tmp_path):
     ("sources", "complaints"),
     [
         pytest.param([EXPLORER % "x"], [], marks=pytest.mark.long),  # as each notebook's run shows, too
-        ([EXPLORER % "1 / x"], ["failed at {'x': 0}", "ZeroDivisionError"]),
+        pytest.param([EXPLORER % "1 / x"], ["failed at {'x': 0}", "ZeroDivisionError"], marks=pytest.mark.long),
         (
             [
                 EXPLORER % "0",
