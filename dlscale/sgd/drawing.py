@@ -63,10 +63,15 @@ def _shadow(gradients: np.ndarray) -> np.ndarray:
     return np.stack([along, size * across / np.linalg.norm(true)], axis=1)
 
 
-def cloud(gradients: Mapping[str, np.ndarray], errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:
-    """Explore minibatch gradients: 150 of them seen in a plane, and the relative errors, (sizes,), with their law."""
-    shadows, laws, batch = {when: _shadow(each) for when, each in gradients.items()}, {}, np.array(sizes)
-    for when, each in gradients.items():
+def cloud(gradient_of_each: Callable, weights: Mapping, errors: Mapping[str, np.ndarray], sizes: Sequence[int]) -> None:
+    """Explore minibatch gradients: 150 of them seen in a plane, and the relative errors, (sizes,), with their law.
+
+    `gradient_of_each` gives the gradients of all examples, (examples, weights), for each of the networks in `weights`.
+    """
+    shadows, laws, batch = {}, {}, np.array(sizes)
+    for when, params in weights.items():
+        each = np.asarray(gradient_of_each(params))
+        shadows[when] = _shadow(each)
         spread = np.sqrt(each.var(0).sum()) / np.linalg.norm(each.mean(0))
         laws[when] = spread * np.sqrt((len(each) - batch) / (len(each) - 1) / batch)
 
