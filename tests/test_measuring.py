@@ -119,7 +119,9 @@ def test_a_killed_peer_ends_the_command():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "sent", [signal.SIGKILL, *(pytest.param(sent, marks=pytest.mark.long) for sent in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_nobody_is_left_behind(sent):
     parent = start("--processes", 2, *ENDLESS)
     group = wait_for(lambda: len(found := children(parent)) == 2 and found)
