@@ -22,17 +22,13 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 def test_a_call_is_timed_without_compiling():
-    now = [0]
-
-    def clock():
-        now[0] += 1
-        return now[0]
+    now = itertools.count()
 
     def slow_to_compile(v):
-        now[0] += 100
+        list(itertools.islice(now, 100))
         return v + 1
 
-    assert room.seconds(slow_to_compile, jnp.zeros(8), at_least=0, clock=clock) == 1
+    assert room.seconds(slow_to_compile, jnp.zeros(8), at_least=0, clock=now.__next__) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system cannot do that")
@@ -106,15 +102,6 @@ def partitions(pieces, batch):
             yield from ([piece, *rest] for rest in partitions(pieces, batch - piece.batch))
 
 
-@pytest.mark.parametrize("limit", [2, 5, 20])
-def test_a_split_is_the_best_of_all(limit):
-    pieces = pieces_of(np.random.default_rng(0), 4)
-    best = min(room.total(way) for way in partitions(pieces, 4) if room.workspace(way) <= limit)
-    found = further("split")["split"](pieces, 4, limit)
-    assert room.workspace(found) <= limit and sum(piece.batch for piece in found) == 4
-    assert room.total(found) == pytest.approx(best)
-
-
 def strided(*axes):
     """Windows as a view, with these axes: batch, rows, columns, channels, k, k."""
 
@@ -142,10 +129,8 @@ ORDER = "Do rows and columns stand in the order"
         (exercises.batch_needed, solved, ""),
         (exercises.batch_needed, lambda i, o, peak, bandwidth: math.ceil(2 * peak / bandwidth), "the batch"),
         (exercises.batch_needed, lambda i, o, peak, bandwidth: solved(i, i, peak, bandwidth), "a layer 64 × 4096"),
-        (exercises.batch_needed, lambda i, o, peak, bandwidth: solved(o, o, peak, bandwidth), "a layer 64 × 4096"),
         (exercises.windows, strided(0, 1, 2, 4, 5, 3), ""),
         (exercises.windows, strided(0, 1, 2, 3, 4, 5), ORDER),
-        (exercises.windows, strided(0, 1, 2, 5, 4, 3), ORDER),  # the kernel turned over
         (exercises.windows, lambda x, k: x.reshape(len(x), -1), "a column for each of its 2·2·1 numbers"),
         (exercises.fusion_gain, lambda f, peak, bandwidth: by_roof(np.array(f), 8 * peak / bandwidth), ""),
         (exercises.fusion_gain, lambda flops, peak, bandwidth: len(flops), "the gain is not"),
@@ -212,15 +197,16 @@ def test_words_that_move_are_those_of_the_loops():
         assert traffic(sizes, tile, order) == counted(sizes, tile, order)
 
 
-def test_a_shared_limit_is_shared_as_well_as_can_be():
+def test_micro_batches_and_what_they_share_are_the_best_of_all():
     found, rng = further("split", "plans", "share"), np.random.default_rng(0)
     layers = [[p._replace(workspace=p.workspace * 2**20) for p in pieces_of(rng, 3)] for _ in range(2)]
     ways = [[*partitions(pieces, 3)] for pieces in layers]
     least = sum(min(map(room.workspace, own)) for own in ways) / 2**20
-    for limit in (least, least + 2, 100):
+    for limit in (least, least + 1, least + 2, least + 4, 100):
         fitting = (c for c in itertools.product(*ways) if sum(map(room.workspace, c)) <= limit * 2**20)
         shared = found["share"]([found["plans_of"](own, 3) for own in layers], limit)
         assert sum(map(room.workspace, shared)) <= limit * 2**20
+        assert [sum(piece.batch for piece in way) for way in shared] == [3, 3]
         assert sum(map(room.total, shared)) == pytest.approx(min(sum(map(room.total, c)) for c in fitting))
 
 
@@ -234,8 +220,5 @@ def test_ways_that_only_records_have_convolve():
         np.testing.assert_allclose(found, true(x, w), atol=1e-4)
 
 
-def test_products_follow_one_another_and_errors_grow_with_the_tile():
-    x, w = np.ones((2, 1), np.float32), np.float32([[1, 1], [0, 1]])
-    np.testing.assert_array_equal(experiment.repeated(3)(x, w), [[4], [1]])
-    found = experiment.errors_trial(seed=1)
-    assert found.keys() == experiment.ERRORS.tolerance.keys() and found["Winograd 4"] > found["Winograd 2"] + 1
+def test_products_follow_one_another():
+    assert experiment.repeated(3)(np.ones((2, 1), "float32"), np.float32([[1, 1], [0, 1]])).tolist() == [[4], [1]]

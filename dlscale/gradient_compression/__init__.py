@@ -84,15 +84,11 @@ def joined(compressor: Compressor) -> Compressor:
     """The same for all numbers of a gradient as one flat array: they then compete with each other."""
 
     def decode(message: Tree, like: Tree) -> Tree:
-        zeros, unravel = ravel_pytree(_zeros(like))
+        zeros, unravel = ravel_pytree(jax.tree.map(jnp.zeros_like, like))
         return unravel(compressor.decode(message, zeros))
 
-    init = lambda gradient, seed=0: compressor.init(ravel_pytree(_zeros(gradient))[0], seed)  # noqa: E731
+    init = lambda gradient, seed=0: compressor.init(ravel_pytree(jax.tree.map(jnp.zeros_like, gradient))[0], seed)  # noqa: E731
     return Compressor(init, lambda state, gradient: compressor.encode(state, ravel_pytree(gradient)[0]), decode)
-
-
-def _zeros(like: Tree) -> Tree:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 @functools.cache
@@ -106,7 +102,7 @@ def dense() -> Compressor:
 
 def pack(codes: Array, bits: int) -> Array:
     """Whole numbers below 2^bits, flat, as (bits, ⌈n / 8⌉) bytes: first the lowest bit of all, then the next."""
-    planes = codes.ravel()[None] >> jnp.arange(checks.whole("bits", bits, high=16), dtype=codes.dtype)[:, None]
+    planes = codes.ravel()[None] >> jnp.arange(bits, dtype=codes.dtype)[:, None]
     return jnp.packbits((planes & 1).astype(jnp.uint8), axis=1)
 
 
@@ -211,15 +207,12 @@ def count(share: float, size: int) -> int:
     return max(1, round(share * size))
 
 
-def _decode_entries(message: Sparse, like: Any) -> Array:
-    return scattered(message, like.size).reshape(like.shape)
-
-
 @functools.cache
 def top_k(share: float) -> Compressor:
     """Of each array this share of its entries, those of the largest magnitude: indices and values."""
     count(share, 1)
-    return by_array(lambda key, x: largest(x.ravel(), count(share, x.size)), _decode_entries)
+    decode = lambda message, like: scattered(message, like.size).reshape(like.shape)  # noqa: E731
+    return by_array(lambda key, x: largest(x.ravel(), count(share, x.size)), decode)
 
 
 @functools.cache
@@ -301,7 +294,7 @@ def _remembering(compressor: Compressor, encode: Callable[[Memory, Tree], tuple[
     """
 
     def init(gradient: Tree, seed: Array | int = 0) -> Memory:
-        return Memory(_zeros(gradient), compressor.init(gradient, seed))
+        return Memory(jax.tree.map(jnp.zeros_like, gradient), compressor.init(gradient, seed))
 
     def guarded(state: Memory, gradient: Tree) -> tuple[Tree, Memory]:
         finite = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(gradient)]).all()

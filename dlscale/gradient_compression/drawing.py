@@ -176,25 +176,6 @@ def fill(teams: Sequence[int], filled: Mapping[tuple[str, float], np.ndarray], e
 # The further notebook
 
 
-def parts(by_rate: Mapping[str, np.ndarray], rates: Sequence[float]) -> None:
-    """Explore validation accuracy, (rates, seeds) in per cent, by method, beside that of the first one."""
-    first, *names = by_rate
-
-    def compute(method: str) -> dict[str, curves.Line]:
-        return {label: (rates, by_rate[name].mean(1)) for label, name in ((first, first), ("the method", method))}
-
-    def caption(method: str) -> str:
-        means = by_rate[method].mean(1)
-        return f"{method}: at its best learning rate, {rates[means.argmax()]:.3g}, it reaches {means.max():.0f} %."
-
-    axis = {"xscale": "log", "xlim": (rates[0] / 1.1, 1.1 * rates[-1]), "xticks": rates, "ylim": (0, 65)}
-    curves.curves(
-        {"the method": (figures.BLUE, "o-"), first: (figures.BLACK, "o-")}, compute, caption,
-        axis | {"xlabel": "learning rate", "ylabel": "accuracy on the validation set (%)"},
-        corner=(0.02, 0.2), method=widgets.menu("method", names, "feedback"),
-    )  # fmt: skip
-
-
 def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]]) -> None:
     """Explore the bytes of the busiest worker over those of a dense all-reduce, (teams,), by share and algorithm."""
     colors, dense = (figures.GREEN, figures.PINK, figures.RED, figures.BLUE), {"dense all-reduce": np.ones(len(teams))}

@@ -113,18 +113,11 @@ def _products(x: Array, w: Array) -> Array:
 POINTS = [Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2", "4", "-4", "1/4", "-1/4")]
 
 
-class Transforms(NamedTuple):
-    """What F(m, r) computes with: y = At · ((G · w) ∘ (Bt · x)) are m results of r weights from m + r - 1 numbers."""
-
-    At: np.ndarray
-    G: np.ndarray
-    Bt: np.ndarray
-
-
 @functools.cache
-def winograd_transforms(m: int, r: int) -> Transforms:
-    """Toom and Cook's multiplication of polynomials, transposed (Winograd 1980), in exact fractions.
+def winograd_transforms(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """At, G and Bt of F(m, r): y = At · ((G · w) ∘ (Bt · x)) are m results of r weights from m + r - 1 numbers.
 
+    Toom and Cook's multiplication of polynomials, transposed (Winograd 1980), in exact fractions.
     A product of degree n - 1 = m + r - 2 is known from its values at n - 1 points and its highest coefficient ("at
     infinity"). Raises ValueError for sizes below one, or so large that the points do not suffice.
     """
@@ -137,7 +130,7 @@ def winograd_transforms(m: int, r: int) -> Transforms:
     # row i: the polynomial that is zero at all other points; its value at its own one goes into G
     rows = [np.append(without(p), [0] * (n - len(points))) for p in points] + [without(None)]
     values = [math.prod((p - q for q in points if q is not p), start=Fraction(1)) for p in points] + [Fraction(1)]
-    return Transforms(powers(m).T, powers(r) / np.array(values, object)[:, None], np.array(rows, object))
+    return powers(m).T, powers(r) / np.array(values, object)[:, None], np.array(rows, object)
 
 
 def winograd(x: Array, w: Array, m: int = 4) -> Array:

@@ -12,23 +12,27 @@ from dlscale.page.curves import Line, curves
 WAYS = {"direct": figures.BLACK, "shifts": figures.PINK, "im2col": figures.ORANGE, "FFT": figures.BLUE}
 COLORS = (figures.BLUE, figures.RED, figures.GREEN, figures.PINK, figures.ORANGE)
 WAYS |= {"Winograd 2": figures.SKY, "Winograd 4": figures.GREEN}
+PARTS = {"FLOP ×": figures.SKY, "time ×": figures.RED, "arithmetic": figures.GREEN, "registers": figures.SKY}
+PARTS |= {"SRAM": figures.ORANGE, "DRAM": figures.RED}
 
 
-def opening(cases: Mapping[str, tuple[float, float]]) -> None:
-    """For each case the ratio of FLOP and the ratio of times, as two bars."""
-    figure, ax = figures.new(height=2.2)
-    for row, ratios in enumerate(cases.values()):
-        for what, ratio, color, shift in zip(
-            ("FLOP", "time"), ratios, (figures.SKY, figures.RED), (-0.2, 0.2), strict=True
-        ):
-            ax.barh(row + shift, ratio - 1, 0.36, left=1, color=color)
-            ax.text(1.06 * max(ratio, 1), row + shift, f"{what} × {ratio:.2g}", va="center", color=color)
-    ax.axvline(1, color=figures.BLACK, linewidth=1)
-    ax.set(xscale="log", xlim=(0.2, 200), ylim=(len(cases) - 0.5, -0.5), xlabel="ratio (1 = no change)")
-    ax.set_yticks(range(len(cases)), list(cases))
-    ax.set_xticks([1, 10, 100], [1, 10, 100])
-    said = (f"{' '.join(name.split())}: FLOP × {flop:.2g}, time × {time:.2g}" for name, (flop, time) in cases.items())
-    figures.show(figure, "; ".join(said))
+def bars(groups: Mapping[str, Mapping[str, float]], xlabel: str, start: float, end: float) -> None:
+    """Bars from `start` on a logarithmic axis to `end`: a row for each group, in it a bar for each of its parts."""
+    figure, ax = figures.new(height=1 + 0.6 * len(groups))
+    parts = [part for part in PARTS if any(part in values for values in groups.values())]
+    said = []
+    for row, (group, values) in enumerate(groups.items()):
+        for part, value in values.items():
+            at = row + 0.8 * ((parts.index(part) + 0.5) / len(parts) - 0.5)
+            text = f"{part} {float(f'{value:.2g}'):,g}"
+            ax.barh(at, value - start, 0.72 / len(parts), left=start, color=PARTS[part])
+            ax.text(1.1 * max(value, start), at, text, va="center", color=PARTS[part], fontsize=8)
+            said.append(f"{' '.join(group.split())}: {text}".removeprefix(": "))
+    ax.axvline(start, color=figures.BLACK, linewidth=1)
+    ax.set(xscale="log", xlim=(min(start, 0.2), end), ylim=(len(groups) - 0.5, -0.5), xlabel=xlabel)
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.set_yticks(range(len(groups)), [*groups])
+    figures.show(figure, f"{xlabel.capitalize()}: {'; '.join(said)}.")
 
 
 # The roof
@@ -139,10 +143,7 @@ def convolution(seconds: Mapping[str, Mapping[int, float]], flops: Mapping[str, 
             for way, f in found.items():
                 line = ax.plot([*f], [scale * v for v in f.values()], "o-", color=WAYS[way], markersize=4)[0]
                 label = "direct, im2col" if ax is left and way == "direct" else way
-                if len(f) > 1:
-                    figures.name(ax, line, label)
-                else:  # a point among the other curves
-                    ax.text(0.32, 0.04, label, color=WAYS[way], transform=ax.transAxes)
+                figures.name(ax, line, label, -12 * (len(f) == 1))  # a single point: below it, beside the curves
             ax.axvline(kernel, color=figures.GREY, linewidth=6, alpha=0.3)
             ax.set(yscale="log", xlabel="side of the kernel (pixels)", xlim=(2, 20), xticks=sizes)
             ax.set_ylim(bottom=0.6 * ax.get_ylim()[0])
@@ -245,20 +246,3 @@ def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Non
 
     player = widgets.player("cycle", range(1, len(states) + 1), 3, interval=700)
     widgets.explore_axes(paint, alt=caption, width=5, height=3.6, cycle=player)
-
-
-def energy(picojoules: Mapping[str, Mapping[str, float]], per: str) -> None:
-    """The energy of a product, or what `per` says, by where it goes: a row for each tiling, on a logarithmic axis."""
-    figure, ax = figures.new(height=1 + 0.6 * len(picojoules))
-    colors = {"arithmetic": figures.GREEN, "registers": figures.SKY, "SRAM": figures.ORANGE, "DRAM": figures.RED}
-    said = []
-    for row, (name, parts) in enumerate(picojoules.items()):
-        for place, (level, color) in enumerate(colors.items()):
-            if value := parts.get(level, 0):
-                at, text = row + 0.2 * (place - 1.5), f"{level} {value:,.{2 * (value < 10)}f}"
-                ax.barh(at, value, 0.18, color=color)
-                ax.text(1.1 * value, at, text, va="center", color=color, fontsize=8)
-                said.append(f"{name}: {text} pJ".removeprefix(": "))
-    ax.set(xscale="log", xlim=(0.1, 4e4), ylim=(len(picojoules) - 0.5, -0.5), xlabel=f"picojoules per {per}")
-    ax.set_yticks(range(len(picojoules)), [*picojoules])
-    figures.show(figure, "; ".join(said))
