@@ -143,7 +143,7 @@ NOT_ASKED = {
     "operators_and_rooflines": dict.fromkeys(["fft", "winograd"], "asked by the names of its algorithms"),
     "parallel_training": dict.fromkeys(["unchunked", "two_layers", "attention", "block"], "a network's layers"),
     "parallel_training.pipeline": {"mixed": "a network's layers"},
-    "recomputation": {"profile": "counts bytes", "transformer_block": "a network's layer"},
+    "recomputation": {"profile": "counts bytes"},
     "sequence_models_and_serving.sequence": {
         "extended": "whole numbers", "hear": "a network"},
     "sparsity": {"stored_bits": "its result is a count"},

@@ -89,20 +89,13 @@ def test_under_pmap_and_shard_map():
 
 
 @pytest.mark.parametrize("workers", [2, 16])
-def test_rounds_and_bytes_are_those_of_the_textbook(workers):
+def test_what_a_worker_adds_up_is_the_textbooks(workers):
+    """Rounds and bytes: test_costs."""
     size = 4 * 1024 * workers
-    levels, share = int(math.log2(workers)), (workers - 1) / workers
-    wanted = {  # rounds, bytes that the busiest worker sends, bytes that a worker adds up one after another
-        "ring": (2 * (workers - 1), 2 * size * share, size * share),
-        "tree": (2 * levels, levels * size, levels * size),
-        "butterfly": (levels, levels * size, levels * size),
-        "rabenseifner": (2 * levels, 2 * size * share, size * share),
-    }
-    for algorithm, (rounds, sent, combined) in wanted.items():
-        found = collectives.schedule(algorithm, workers, (size // 4,))
-        assert len(found.rounds) == rounds, algorithm
-        assert found.sent().sum(0).max() == sent, algorithm
-        assert sum(r.combined for r in found.rounds) == combined, algorithm
+    chunks, whole = size * (workers - 1) / workers, size * math.log2(workers)
+    for algorithm, wanted in {"ring": chunks, "rabenseifner": chunks, "tree": whole, "butterfly": whole}.items():
+        rounds = collectives.schedule(algorithm, workers, (size // 4,)).rounds
+        assert sum(r.combined for r in rounds) == wanted, algorithm
 
 
 @settings(max_examples=15)
@@ -235,6 +228,3 @@ def test_what_is_suggested_to_try():
     quick = costs.LogGP(latency=5e-6, overhead=5e-8, gap=5e-7, gap_per_byte=1e-10)
     exchange = {a: collectives.schedule(a, 64, (64, 2), collective="all_to_all") for a in ("pairwise", "bruck")}
     assert quick.time(exchange["bruck"]) < quick.time(exchange["pairwise"])
-    orders = ([0, 4, 5, 6, 7, 3, 2, 1], [0, 5, 2, 7, 1, 4, 3, 6])
-    near, far = (costs.dgx1().parts(collectives.schedule("ring", 8, (64,), groups=[order])) for order in orders)
-    assert far.sum() > 2 * near.sum()

@@ -143,34 +143,23 @@ def test_dgx1_obeys_its_wires():
         ways = [message(machine, *pair) for pair in ((0, 4), (3, 4))]
         assert (ways[0] < ways[1]).all()
         assert ways[1][1] == pytest.approx(2**20 / costs.HOST.bandwidth), "staged: half of what PCIe carries"
-    without, cluster = costs.dgx1(nvlink=False), costs.multi_node(2, costs.dgx1(one_card=True))
-    assert message(without, 0, 1).sum() < message(without, 0, 2).sum() < message(without, 0, 4).sum()
+    cluster = costs.multi_node(2, costs.dgx1(one_card=True))
     assert message(cluster, 0, 8)[0] == pytest.approx(2 * 2 * costs.PCIE.latency + costs.INFINIBAND.latency)
-    assert message(cluster, 0, 8).sum() > max(message(cluster, 0, 1).sum(), message(without, 0, 2).sum())
-    assert message(cluster, 4, 12).sum() > message(cluster, 0, 8).sum(), "from the far side of QPI"
     names = [name.split(": ")[-1].split()[0] for name in cluster.route(5, 12)]
     assert names == ["PCIe", "PCIe", "host", "QPI", "card", "card", "QPI", "host", "PCIe", "PCIe"]
-    assert set(cluster.route(5, 12)) <= cluster.links.keys()
     four = costs.multi_node(2, costs.dgx1())
     assert four.route(5, 12) == ["node 0: PCIe 5 up", "card 2 up", "card 6 down", "node 1: PCIe 4 down"]
     both = one_round(16, ((0, 8), 2**20), ((1, 9), 2**20)), one_round(16, ((0, 8), 2**20), ((2, 10), 2**20))
     assert [four.parts(found)[1] * costs.INFINIBAND.bandwidth for found in both] == pytest.approx([2**21, 2**20])
 
 
-MAKERS = [
-    lambda: costs.full_bisection(8),
-    lambda: costs.ring(8),
-    lambda: costs.torus(2, 4),
-    lambda: costs.fat_tree(8, 4, 2.0),
-    costs.dgx1,
-    lambda: costs.multi_node(2, costs.ring(4)),
-]
+TOPOLOGIES = [costs.full_bisection(8), costs.ring(8), costs.torus(2, 4), costs.fat_tree(8, 4, 2.0), costs.dgx1()]
+TOPOLOGIES += [costs.multi_node(2, costs.ring(4)), costs.multi_node(1, costs.dgx1(nvlink=False))]
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_laws_of_every_topology(make, algorithm):
-    topology = make()
+def test_laws_of_every_topology(topology, algorithm):
     found, double = (schedule(algorithm, 8, (8 * 123 * times,)) for times in (1, 2))
     for sender, receiver in itertools.product(range(8), repeat=2):
         route = topology.route(sender, receiver)

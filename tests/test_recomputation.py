@@ -238,9 +238,10 @@ def test_wider_layers_are_forgotten():
 @suggested_by(FURTHER)
 def test_a_batch_of_one_saves_less_and_scores_cost_memory():
     used = ("layers", "conv", "blocks", "norms", "lean-norm", "writings-3", "resnet", "block-shapes", "resnet-2")
-    named = cells(FURTHER, *used, "resnet-net", "tried-on", changes={"half(16,": "half(1,"})
+    used += ("resnet-net", "tried-on", "deep", "block", "policies", "kept-and-again")
+    named = cells(FURTHER, *used, changes={"half(16,": "half(1,"})
     assert named["tried_on"]("before, plain", 26)[0] < 60
     by_name, tokens = jax.checkpoint_policies.save_only_these_names, 1024
-    less, more = (room.kept_and_again(by_name("attention", "hidden", *also), tokens) for also in ((), ("scores",)))
+    less, more = (named["kept_and_again"](by_name("attention", "hidden", *also), tokens) for also in ((), ("scores",)))
     assert more[0] - less[0] == pytest.approx(6 * 4 * 8 * 4 * tokens**2 / 1e6), "six blocks of scores"
     assert more[1] < less[1]

@@ -12,28 +12,27 @@ from pathlib import Path
 from dlscale.collectives import measuring
 from dlscale.collectives.measuring import Entry, Measurements
 
-ABOUT = """Time collective operations among workers and check their results, as nccl-tests and the OSU micro-benchmarks
-do. Workers are emulated devices of this process (which say nothing about a network), processes of this machine
+ABOUT = """Time all-reduces among workers and check their results, as nccl-tests and the OSU micro-benchmarks do.
+Workers are emulated devices of this process (which say nothing about a network), processes of this machine
 (--processes), or the processes that srun, mpirun or Kubernetes started with this very command."""
 DETAILS = """Example: python -m dlscale measure --processes 4 --max 1M --csv rows.csv. The defaults take about half a
-minute on a laptop. Sizes are in bytes, K, M or G (of 1,024 each); the CSV has seconds and bytes per second. "halving"
-is for powers of two of workers. Where the launcher does not name the machine of process 0, set
-DLSCALE_COORDINATOR=HOST:PORT for all processes; without a launcher also DLSCALE_PROCESSES, their number, and
-DLSCALE_PROCESS, from 0 on. Exit status: 0; 1 if a result is wrong or a process was lost; 2 for impossible options."""
+minute on a laptop. Sizes are in bytes, K, M or G (of 1,024 each); the CSV has seconds and bytes per second.
+Where the launcher does not name the machine of process 0, set DLSCALE_COORDINATOR=HOST:PORT for all processes; without
+a launcher also DLSCALE_PROCESSES, their number, and DLSCALE_PROCESS, from 0 on.
+Exit status: 0; 1 if a result is wrong or a process was lost; 2 for impossible options."""
 EMULATED = "Emulated devices share this processor and its memory: these times say nothing about a network."
-HEADINGS = ("collective", "algorithm", "size", "fastest [µs]", "median [µs]", "algorithm [MB/s]", "bus [MB/s]", "right")
-LINE = "{:<14}  {:<18}  {:>10}  {:>12}  {:>12}  {:>16}  {:>11}  {:>5}"
+HEADINGS = ("algorithm", "size", "fastest [µs]", "median [µs]", "algorithm [MB/s]", "bus [MB/s]", "right")
+LINE = "{:<18}  {:>10}  {:>12}  {:>12}  {:>16}  {:>11}  {:>5}"
 
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale measure", description=ABOUT, epilog=DETAILS)
-    names = functools.partial(str.split, sep=",")
 
     def add(name: str, meaning: str, default: object, **more: object) -> None:
         parser.add_argument(name, help=f"{meaning} (default: %(default)s)", default=default, **more)
 
-    add("--collectives", f"of {', '.join(measuring.ALGORITHMS)}", "all_reduce", type=names, metavar="NAMES")
-    parser.add_argument("--algorithms", type=names, metavar="NAMES", help="such as ring,tree (default: all known)")
+    known = {"default": measuring.ALGORITHMS, "help": f"of {', '.join(measuring.ALGORITHMS)} (default: all)"}
+    parser.add_argument("--algorithms", type=lambda text: text.split(","), metavar="NAMES", **known)
     add("--min", "smallest size; the next one is 8 times as large", "8", metavar="SIZE")
     add("--max", "largest size, for example 256M", "2M", metavar="SIZE")
     add("--repeats", "that are timed", 10, type=int, metavar="N")
@@ -53,7 +52,7 @@ def start(chosen: argparse.Namespace) -> Iterator[Entry]:
     if low > high:
         raise ValueError(f"The smallest size, {chosen.min}, is above the largest, {chosen.max}.")
     sizes = [low * 8**k for k in range(high.bit_length()) if low * 8**k <= high]
-    what = Measurements(chosen.collectives, chosen.algorithms, sizes, chosen.repeats)
+    what = Measurements(chosen.algorithms, sizes, chosen.repeats)
     if chosen.processes is None and (chosen.devices is not None or not measuring.launched()):
         return measuring.alone(what, chosen.devices)
     return measuring.group(what, chosen.processes, chosen.timeout)
@@ -73,7 +72,7 @@ def report(entries: Iterator[Entry], table: Path | None) -> int:
             write((*row, *row.bandwidths()))
             times = (f"{seconds * 1e6:.1f}" for seconds in (row.fastest, row.median))
             rates = (f"{rate / 1e6:.3f}" for rate in row.bandwidths())
-            show(LINE.format(*row[:2], row.bytes, *times, *rates, "yes" if row.right else "NO"))
+            show(LINE.format(row.algorithm, row.bytes, *times, *rates, "yes" if row.right else "NO"))
             wrong = wrong or int(not row.right)
     if wrong:
         print("Not all results are right: see the last column.", file=sys.stderr)

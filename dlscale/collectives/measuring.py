@@ -1,11 +1,12 @@
-"""The measuring tool behind `python -m dlscale measure`: times, bandwidths and correctness of collectives.
+"""The measuring tool behind `python -m dlscale measure`: times, bandwidths and correctness of all-reduces.
 
 Bandwidths are those of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), so that the numbers can be laid
-beside its own: a size is that of the longest float32 array that a worker has, before or after the operation.
+beside its own: a size is that of a worker's float32 array.
 """
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -25,18 +26,8 @@ from dlscale import collectives
 from dlscale.lab import checks, devices
 from dlscale.lab.processes import PeerLost, peers, serve
 
-ALGORITHMS = {  # "xla" is JAX's own
-    "all_reduce": ("xla", *collectives.ALGORITHMS),
-    "all_gather": ("xla", "ring", "bruck"),
-    "reduce_scatter": ("xla", "ring", "halving"),
-    "all_to_all": ("xla", "pairwise", "bruck"),
-}
-XLA = {
-    "all_reduce": lambda x: lax.psum(x, "workers"),
-    "all_gather": lambda x: lax.all_gather(x, "workers"),
-    "reduce_scatter": lambda x: lax.psum_scatter(x, "workers"),
-    "all_to_all": lambda x: lax.all_to_all(x, "workers", split_axis=0, concat_axis=0),
-}
+ALGORITHMS = ("xla", *collectives.ALGORITHMS)
+XLA = functools.partial(lax.psum, axis_name="workers")  # JAX's own
 WARM_UP = 2  # repeats that are not timed
 DEVICES, EMULATED = "emulated devices", 8  # so many, unless another number is asked for
 COPIES = 7  # of a worker's data at the same time: input, result, what NumPy expects, and those on the way
@@ -48,7 +39,6 @@ class Row(NamedTuple):
     `right`: the results of all workers equal NumPy's; the data are whole numbers, whose sums are exact in any order.
     """
 
-    collective: str
     algorithm: str
     workers: int
     bytes: int
@@ -59,11 +49,11 @@ class Row(NamedTuple):
     def bandwidths(self) -> tuple[float, float]:
         """Bytes a second: the size over the median time, and what goes through each worker's cable in that time.
 
-        The second, for an operation that sends no more than it must, is the first times 2 (P - 1) / P for an all-reduce
-        and (P - 1) / P for others: it can be compared with the cable (nccl-tests, doc/PERFORMANCE.md).
+        The second, for an algorithm that sends no more than it must, is the first times 2 (P - 1) / P: it can be
+        compared with the cable (nccl-tests, doc/PERFORMANCE.md).
         """
-        rate, times = self.bytes / self.median, 2 if self.collective == "all_reduce" else 1
-        return rate, times * (self.workers - 1) / self.workers * rate
+        rate = self.bytes / self.median
+        return rate, 2 * (self.workers - 1) / self.workers * rate
 
 
 class Workers(NamedTuple):
@@ -87,34 +77,23 @@ def parse_size(text: str) -> int:
 
 @dataclass
 class Measurements:
-    """What to measure, `repeats` times each: collectives by some algorithms (None: all), at sizes in bytes.
+    """What to measure, `repeats` times each: all-reduces by some algorithms, at sizes in bytes.
 
     Raises ValueError for what is unknown.
     """
 
-    collectives: Sequence[str] = ("all_reduce",)
-    algorithms: Sequence[str] | None = None
+    algorithms: Sequence[str] = ALGORITHMS
     sizes: Sequence[int] = tuple(8**k for k in range(1, 8))
     repeats: int = 10
 
     def __post_init__(self) -> None:
-        for name in self.collectives:
-            known = ALGORITHMS[checks.known("collective", name, ALGORITHMS)]
-            for algorithm in self.algorithms or ():
-                checks.known(f"algorithm of {name}", algorithm, known)
+        for algorithm in self.algorithms:
+            checks.known("algorithm", algorithm, ALGORITHMS)
         checks.whole("repeats", self.repeats)
 
-    def entries(self, workers: int) -> list[tuple[str, str, int]]:
-        """(collective, algorithm, size) of all measurements, sizes rounded up to what can be split among workers.
-
-        "halving" is left out if the number of workers is no power of two.
-        """
-        entries = [
-            (name, algorithm, size + -size % (4 if name == "all_reduce" else 4 * workers))
-            for name in self.collectives for size in self.sizes for algorithm in self.algorithms or ALGORITHMS[name]
-            if algorithm != "halving" or workers & (workers - 1) == 0
-        ]  # fmt: skip
-        return list(dict.fromkeys(entries))
+    def entries(self) -> list[tuple[str, int]]:
+        """(algorithm, size) of all measurements, sizes rounded up to whole numbers of float32."""
+        return list(dict.fromkeys((name, size + -size % 4) for size in self.sizes for name in self.algorithms))
 
     def check_memory(self, workers: int) -> None:
         """Raise ValueError if the largest size needs more memory than is free, with so many workers on this machine."""
@@ -129,27 +108,21 @@ class Measurements:
 def run(what: Measurements, mesh: Mesh, kind: str) -> Iterator[Entry]:
     """Measure all in this process, or in each process of its group; each entry comes as soon as it is there."""
     yield Workers(mesh.size, kind, jax.process_index())
-    for collective, algorithm, size in what.entries(mesh.size):
-        yield _measure(collective, algorithm, size, what.repeats, mesh)
+    for algorithm, size in what.entries():
+        yield _measure(algorithm, size, what.repeats, mesh)
 
 
-def _measure(collective: str, algorithm: str, size: int, repeats: int, mesh: Mesh) -> Row:
+def _measure(algorithm: str, size: int, repeats: int, mesh: Mesh) -> Row:
     """Processes start each repeat together, and the slowest of them counts."""
     workers, spec = mesh.size, PartitionSpec(mesh.axis_names)
-    shape = (workers, -1) if collective in ("reduce_scatter", "all_to_all") else (-1,)
-    own = size // 4 // (workers if collective == "all_gather" else 1)
-    f = XLA[collective] if algorithm == "xla" else collectives.operation(collective, algorithm)
+    f = XLA if algorithm == "xla" else collectives.operation("all_reduce", algorithm)
 
     def given(rank: int) -> np.ndarray:
         """A worker's numbers, small whole ones, in a period of a prime: no chunk looks like its neighbour."""
-        return np.resize(np.arange(1, 1022) * (rank + 1) % 1021 % 5, own).reshape(shape).astype(np.float32)
-
-    def right(shard: Any) -> bool:
-        rank = shard.index[0].start or 0
-        return np.array_equal(np.asarray(shard.data)[0], _expected(collective, rank, map(given, range(workers))))
+        return np.resize(np.arange(1, 1022) * (rank + 1) % 1021 % 5, size // 4).astype(np.float32)
 
     x = jax.make_array_from_callback(
-        (workers, *given(0).shape), NamedSharding(mesh, spec), lambda index: given(index[0].start or 0)[None]
+        (workers, size // 4), NamedSharding(mesh, spec), lambda index: given(index[0].start or 0)[None]
     )
     on_mesh = jax.shard_map(lambda x: f(x[0])[None], mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     program, seconds = jax.jit(on_mesh).lower(x).compile(), []
@@ -158,20 +131,11 @@ def _measure(collective: str, algorithm: str, size: int, repeats: int, mesh: Mes
         start = time.perf_counter()
         result = jax.block_until_ready(program(x))
         seconds.append(time.perf_counter() - start)
-    all_right = all(map(right, result.addressable_shards))
+    expected = sum(map(given, range(workers)))
+    all_right = all(np.array_equal(np.asarray(shard.data)[0], expected) for shard in result.addressable_shards)
     reports = _of_all_processes(np.array([*seconds[WARM_UP:], all_right], np.float32))
     times = reports[:, :-1].max(axis=0).astype(float)
-    return Row(collective, algorithm, workers, size, times.min(), float(np.median(times)), bool(reports[:, -1].all()))
-
-
-def _expected(collective: str, rank: int, given: Iterator[np.ndarray]) -> np.ndarray:
-    """One worker's result; `given` is what all workers give."""
-    if collective == "all_reduce":
-        return sum(given)
-    if collective == "all_gather":
-        return np.stack([*given])
-    parts = (x[rank] for x in given)
-    return sum(parts) if collective == "reduce_scatter" else np.stack([*parts])
+    return Row(algorithm, workers, size, times.min(), float(np.median(times)), bool(reports[:, -1].all()))
 
 
 def _of_all_processes(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from dlscale.lab import checks, jax_internals, program
 
@@ -89,8 +88,8 @@ class Plan:
 
     def cost(self, chain: Chain) -> float:
         """Cost of one gradient: all runs forward, and one backward for each layer."""
-        layers = self._each("layers", chain.layers)
-        return float(sum(n * layer.forward + layer.backward for n, layer in zip(self.forwards(), layers, strict=True)))
+        layers = zip(self.forwards(), self._each("layers", chain.layers), strict=True)
+        return float(sum(n * layer.forward + layer.backward for n, layer in layers))
 
     def peak(self, chain: Chain) -> float:
         """The most bytes in memory at any time, beside parameters, their gradients and the input."""
@@ -359,36 +358,3 @@ def _profile(layer: LayerFunction, tree: Any, *shapes: jax.ShapeDtypeStruct) -> 
     output, forward = program.nbytes(out), program.flops(layer, p, x)
     saved, backward = output + program.kept_bytes(layer, p, x), program.flops(both, p, x, out) - forward
     return Layer(output, saved, forward, backward), out
-
-
-# A transformer
-
-SIDES = {"qkv": (64, 192), "out": (64, 64), "up": (64, 256), "down": (256, 64)}  # of the weights of a block
-
-
-def transformer_block(p: Mapping[str, Array], x: Array) -> Array:
-    """Four heads of attention and an MLP on (sequences, tokens, 64) numbers; five products' results have names."""
-
-    def norm(x: Array) -> Array:
-        return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
-
-    qkv = checkpoint_name(norm(x) @ p["qkv"], "qkv")
-    q, k, v = qkv.reshape(*x.shape[:2], 3, 4, -1).transpose(2, 0, 3, 1, 4)
-    scores = checkpoint_name(q @ k.swapaxes(-1, -2), "scores")
-    average = checkpoint_name(jax.nn.softmax(scores / math.sqrt(q.shape[-1])) @ v, "average")
-    x = x + checkpoint_name(average.swapaxes(1, 2).reshape(x.shape) @ p["out"], "attention")
-    return x + jax.nn.gelu(checkpoint_name(norm(x) @ p["up"], "hidden")) @ p["down"]
-
-
-def kept_and_again(policy: Callable[..., bool], tokens: int) -> tuple[float, float]:
-    """Megabytes that six blocks save under a policy for eight sequences, and % of a forward pass that runs again."""
-    p = {name: jax.ShapeDtypeStruct(side, jnp.float32) for name, side in SIDES.items()}
-    args = p, jax.ShapeDtypeStruct((8, tokens, 64), jnp.float32)
-
-    def loss(policy: Callable[..., bool]) -> Callable[..., Array]:
-        block = jax.checkpoint(transformer_block, policy=policy)
-        return lambda p, x: (block(p, x) ** 2).mean()
-
-    most, least = (program.flops(jax.value_and_grad(loss(some)), *args) for some in (policy, lambda *_, **__: True))
-    again = 100 * (most - least) / program.flops(transformer_block, *args)
-    return 6 * program.kept_bytes(loss(policy), *args) / 1e6, again

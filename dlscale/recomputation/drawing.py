@@ -56,7 +56,7 @@ def _painted(ax: Axes, steps: Sequence[Step], done: int) -> None:
     names = {"stored": figures.GREY, "forward": FORWARD, "again": AGAIN, "backward": BACKWARD}
     for i, (text, color) in enumerate(names.items()):
         ax.text(0.25 * i, 1.03, text, color=color, transform=ax.transAxes, weight="bold", fontsize=9)
-    ax.set(xlabel="step", ylabel="activation")
+    ax.set(ylabel="activation")
     ax.grid(visible=False)
 
 
@@ -77,7 +77,6 @@ def schedule(chain: Chain, plans: Mapping[str, Plan], first: str) -> None:
             arrays = [step.bytes for step in played(plan, done)]
             top.clear()
             _painted(top, steps[plan], len(arrays))
-            top.set_xlabel("")
             line.set_data(range(1, len(arrays) + 1), arrays)
             peak.set_ydata([max(arrays)] * 2)
             below.set_xlim(0.5, len(steps[plan]) + 0.5)
