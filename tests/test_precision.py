@@ -11,7 +11,6 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -42,11 +41,6 @@ def same(ours, theirs) -> np.ndarray:
     return (ours.view(np.int32) == theirs.view(np.int32)) | (np.isnan(ours) & np.isnan(theirs))
 
 
-def random_floats(count: int) -> np.ndarray:
-    """Float32 numbers of all magnitudes: a random pattern of bits each, so also infinities, NaN and subnormals."""
-    return np.random.default_rng(0).integers(0, 2**32, count, dtype=np.uint32).view(np.float32)
-
-
 def ties(own: np.ndarray) -> np.ndarray:
     """All ties of a format's numbers and their neighbours, also that beyond the largest number."""
     numbers = np.unique(np.abs(own[np.isfinite(own)])).astype(float)
@@ -56,16 +50,14 @@ def ties(own: np.ndarray) -> np.ndarray:
     return np.concatenate([near, -near])
 
 
-MORE = {name: np.dtype(getattr(ml_dtypes, name)) for name in ("float8_e3m4", "float8_e4m3")}
-
-
-@pytest.mark.parametrize("theirs", [*(TYPES[name] for name in SHORT), *MORE.values()], ids=[*SHORT, *MORE])
-def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(theirs):
-    ours, own = precision.float_format(theirs), patterns(theirs)
-    x = np.resize(np.concatenate([random_floats(2**18), ties(own), own]), 2**19)  # one length: compiled once
-    assert same(quantize(x, ours), x.astype(theirs).astype(np.float32)).all()
+@pytest.mark.parametrize("name", SHORT)
+def test_a_format_rounds_as_in_ml_dtypes_and_keeps_its_own_numbers(name):
+    theirs, own = TYPES[name], patterns(TYPES[name])
+    random = np.random.default_rng(0).integers(0, 2**32, 2**18, dtype=np.uint32)  # also infinities, NaN and subnormals
+    x = np.resize(np.concatenate([random.view(np.float32), ties(own), own]), 2**19)  # one length: compiled once
+    assert same(quantize(x, name), x.astype(theirs).astype(np.float32)).all()
     own = np.resize(own, 2**16)
-    assert same(quantize(own, ours, "stochastic", KEY), own).all()
+    assert same(quantize(own, name, "stochastic", KEY), own).all()
 
 
 fixed = st.tuples(st.integers(1, 12), st.integers(0, 13)).filter(lambda b: sum(b) > 1).map(lambda b: Fixed(*b))
@@ -196,12 +188,9 @@ def test_the_scale_stays_a_number_whatever_happens():
         (lambda: quantize(1.0, Fixed(16, 10)), r"integer_bits \+ fraction_bits"),
         (lambda: quantize(np.arange(3), "float16"), "convert with"),
         (lambda: quantize(1.0, "float15"), "Did you mean 'float16'"),
-        (lambda: quantize(1.0, np.float16), "Unknown format"),
         (lambda: quantize(1.0, "float16", "up"), "Unknown rounding 'up'"),
         (lambda: quantize(1.0, "float16", "stochastic"), "pass key="),
-        (lambda: precision.bits(1.0, "tensorfloat32"), "Unknown format"),
         (lambda: precision.scale_of(optax.sgd(0.1).init(jnp.ones(2))), "wrap the optimizer"),
-        (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 0.0), "initial must be from"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), 1e39), "initial must be from"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), factor=0.5), "factor"),
         (lambda: precision.dynamic_loss_scale(optax.sgd(0.1), period=0), "period"),
@@ -268,10 +257,9 @@ def test_a_float32_worker_trains_as_plain_training_does():
 
 
 def lesson(*identities: str) -> Cells:
-    cells = Cells("05_precision", {"steps=1000, batch_size=32": "steps=250, batch_size=32"})
-    cells.run(*(f"precision-{name}" for name in ("setup", "format", "numbers", "data", "step", "custom", "forward")))
-    cells.changes = {}
-    cells.run(*(f"precision-{name}" for name in identities))
+    cells = Cells("05_precision")
+    parts = "setup", "format", "numbers", "data", "step", "custom", "forward", *identities
+    cells.run(*(f"precision-{name}" for name in parts))
     return cells
 
 
@@ -279,7 +267,7 @@ def lesson(*identities: str) -> Cells:
 def test_the_smallest_number_of_a_format_decides_whether_it_learns_and_a_scale_that_starts_low_climbs():
     cells = lesson("train-scaled")
     numbers, train = cells["Format"](2.0**-3, 2.0**-20, 2.0**15), cells["train_scaled"]
-    assert train(2.0**-10, numbers, 0)[0] < 0.5 < train(2.0**-10, numbers._replace(smallest=2.0**-40), 0)[0]
+    assert train(2.0**-10, numbers)[0] < 0.5 < train(2.0**-10, numbers._replace(smallest=2.0**-40))[0]
     cells.changes = {"initial=2.0**36": "initial=1.0"}
     cells.run("precision-train-dynamic")
     _, multipliers = cells["dynamic"]["float16"]

@@ -73,29 +73,23 @@ def test_global_masks_share_one_threshold(density, scale, granularity):
     assert all(size[name][kept[name] == 0].max(initial=0) <= least * (1 + 1e-6) for name in "ab")
 
 
-def test_equal_weights_are_kept_in_order_and_density_may_be_traced():
+def test_equal_weights_are_kept_in_order():
     np.testing.assert_array_equal(sparsity.mask(jnp.ones((4, 5)), 0.35).ravel(), np.arange(20) < 7)
-    for density in (0.05, 1.0):
-        w = weights(DENSE)
-        np.testing.assert_array_equal(compiled_mask(w, density), sparsity.mask(w, density))
 
 
-ONES, TWO = np.ones(DENSE), np.ones((2, 2))
+ONES = np.ones(DENSE)
 REFUSED = [
     (lambda: sparsity.mask(ONES, 0), "density"),
     (lambda: sparsity.mask(ONES, 1.01), "density"),
-    (lambda: sparsity.mask(ONES, math.nan), "density"),
     (lambda: sparsity.mask(ONES, 0.5, "colum"), "granularity"),
     (lambda: sparsity.mask(ONES, 0.5, "kernel"), "convolution"),
-    (lambda: sparsity.mask(ONES, 0.5, "vector"), "convolution"),
     (lambda: sparsity.mask(np.ones((8, 10)), 0.5, "block"), "multiples of 4 × 4"),
     (lambda: sparsity.mask(ONES, 0.5, scope="model"), "scope"),
     (lambda: sparsity.mask({"b": np.ones(3)}, 0.5), "nothing to prune"),
-    (lambda: sparsity.mask(TWO * [math.nan, 1], 0.5), "NaN"),
+    (lambda: sparsity.mask(ONES * math.nan, 0.5), "NaN"),
     (lambda: sparsity.gradual(lambda step: 1.0, 0), "every"),
     (lambda: (o := sparsity.masked(optax.sgd(1), 1.0)).update(1.0, o.init(1.0)), "parameters"),
     (lambda: sparsity.stored_bits(ONES, "zip"), "encoding"),
-    (lambda: sparsity.stored_bits(ONES, "relative", "kernel"), "convolution"),
 ]
 
 
@@ -143,8 +137,8 @@ def test_gradual_pruning_follows_its_schedule_and_never_brings_a_weight_back():
 
 @pytest.mark.parametrize("shape, granularity", SERVED)
 @settings(max_examples=8, deadline=None)
-@given(density=DENSITIES, index_bits=st.integers(1, 12))
-def test_bits_by_hand(shape, granularity, density, index_bits):
+@given(density=DENSITIES)
+def test_bits_by_hand(shape, granularity, density):
     """Counted group by group, in the order of the last two axes: a group of zeros that no index can skip is written."""
     w = weights(shape) * np.asarray(compiled_mask(weights(shape), density, granularity))
     alive = groups(w, granularity).any(1)
@@ -152,9 +146,9 @@ def test_bits_by_hand(shape, granularity, density, index_bits):
     assert sparsity.stored_bits(w, "bitmap", granularity, 16) == len(alive) + alive.sum() * values
     written, skipped = 0, 0
     for kept in np.trim_zeros(alive, "b"):
-        write = kept or skipped == 2**index_bits - 1
+        write = kept or skipped == 15
         written, skipped = written + write, 0 if write else skipped + 1
-    assert sparsity.stored_bits(w, "relative", granularity, 16, index_bits) == written * (index_bits + values)
+    assert sparsity.stored_bits(w, "relative", granularity, 16) == written * (4 + values)
 
 
 @pytest.mark.parametrize("last", [1, 4, 8])
@@ -188,10 +182,6 @@ def by_sorting(layers, density):
     return [part.reshape(w.shape) for part, w in zip(np.split(flat, ends), layers, strict=True)]
 
 
-def by_the_library(layers, density):
-    return [np.asarray(mask) for mask in sparsity.mask(layers, density, scope="global")]
-
-
 def by_quantile(layers, density):
     limit = np.quantile(np.concatenate([np.abs(w).ravel() for w in layers]), 1 - density)
     return [np.abs(w) >= limit for w in layers]
@@ -206,15 +196,10 @@ def by_quantile(layers, density):
         (exercises.products, lambda a, e: np.array([a.sum() * e.shape[1], *2 * [(a.sum(1) * e.sum(1)).sum()]]), False),
         (exercises.together, by_sorting, True),
         (exercises.together, lambda layers, density: [by_sorting([w], density)[0] for w in layers], False),
-        (exercises.together, by_the_library, False),
         (exercises.together, by_quantile, False),
         (exercises.together, lambda layers, density: by_sorting(layers, density)[:3], False),
         (exercises.together, lambda layers, density: (m.astype(bool) for m in by_sorting(layers, density)), True),
-        (
-            exercises.break_even,
-            lambda n, dense, sparse, start: np.clip(sparse / dense - start * sparse / n, 0, 1),
-            True,
-        ),
+        (exercises.break_even, lambda n, dense, sparse, wait: np.clip((1 / dense - wait / n) * sparse, 0, 1), True),
         (exercises.break_even, lambda size, dense_rate, sparse_rate, start: sparse_rate / dense_rate, False),
         (exercises.break_even, lambda n, dense, sparse, start: min(1, (n / dense - start) * sparse / n), False),
     ],

@@ -15,7 +15,7 @@ EXPONENTS = np.arange(-44, 24)  # of the histograms
 KINDS = {  # colour, and the side of its peak on which its name stands
     "weights": (figures.BLACK, "right"),
     "activations": (figures.BLUE, "left"),
-    "gradients": (figures.RED, "center"),
+    "gradients": (figures.RED, "left"),
     "updates": (figures.GREEN, "center"),
 }
 
@@ -162,6 +162,7 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
     for (name, scale), color in zip(scales.items(), (figures.BLUE, figures.RED), strict=True):
         figures.name(ax, ax.plot(np.log2(scale), color=color)[0], name)
     ax.set(xlabel="step", ylabel="loss multiplied by (power of 2)")
+    ax.locator_params("y", integer=True)
     ends = ", ".join(f"{name} 2^{np.log2(scale[-1]):.0f}" for name, scale in scales.items())
     figures.show(figure, f"The scale falls until nothing overflows, then moves up and down. At the end: {ends}.")
 
@@ -169,9 +170,7 @@ def dynamic_scale(scales: Mapping[str, np.ndarray]) -> None:
 # Section 4
 
 
-def accuracies(
-    panels: Mapping[str, tuple[Sequence[float], Mapping[str, np.ndarray]]], xlabel: str, ylabel: str
-) -> None:
+def accuracies(panels: Mapping[str, tuple], xlabel: str, ylabel: str) -> None:
     """A panel for each title: x, and a line with its interval for each name, (seeds, len(x)) in per cent."""
     figure, axes = figures.new(len(panels), height=3.2, sharey=True, squeeze=False)
     said = []
@@ -211,7 +210,7 @@ def updates() -> None:
     styles = dict(zip(compute(0.5), zip(colors, ("-", "-", "-", ":"), strict=True), strict=True))
     sizes = [0.05, 0.1, 0.2, 0.3, 0.4, 0.49, 0.51, 0.6, 0.7, 0.8, 0.9, 1.0]
     axis = {"xlim": (0, 200), "ylim": (-4, 204), "xlabel": "updates", "ylabel": "weight (spacings of the format)"}
-    size = widgets.slider("size of an update (spacings)", sizes, 0.3)
+    size = widgets.slider("size of an update (spacings)", sizes, 0.49)
     curves(styles, compute, caption, axis, size=size)
 
 

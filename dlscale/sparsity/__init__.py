@@ -48,8 +48,6 @@ def mask(params: Tree, density: float | Array, granularity: str = "weight", scop
     if not weights:
         raise ValueError("There is nothing to prune: no array has two axes or more.")
     for w in weights:
-        if not w.size:
-            raise ValueError(f"A layer of shape {w.shape} has no weights.")
         if not isinstance(w, jax.core.Tracer) and np.isnan(w).any():
             raise ValueError(f"A layer of shape {w.shape} has a weight that is NaN: training diverged before.")
     sides = [group_shape(w.shape, granularity) for w in weights]
@@ -146,15 +144,12 @@ def gradual(density: optax.Schedule, every: int, **options: Any) -> MaskUpdate:
 # Storing them
 
 
-def stored_bits(
-    weights: ArrayLike, encoding: str = "relative", granularity: str = "weight", value_bits: int = 32,
-    index_bits: int = 4,
-) -> int:  # fmt: skip
+def stored_bits(weights: ArrayLike, encoding: str, granularity: str = "weight", value_bits: int = 16) -> int:
     """The bits that weights take on a disk; groups (see `mask`) that are zero throughout are left out.
 
     One index stands for a group, before its values of `value_bits` each. A "bitmap" has a bit for each group. The
-    "relative" index has, for each group that is not zero, the number of zero groups before it, in `index_bits`; where
-    more are zero, filler groups of zeros are written (after Han et al. 2016, arXiv:1510.00149).
+    "relative" index has, for each group that is not zero, the number of zero groups before it, in 4 bits; where more
+    are zero, filler groups of zeros are written (after Han et al. 2016, arXiv:1510.00149).
     Raises ValueError for unknown names and a shape that the granularity cannot serve.
     """
     checks.known("encoding", encoding, ("bitmap", "relative"))
@@ -163,5 +158,5 @@ def stored_bits(
     kept, values = np.flatnonzero(groups.any(-1)), value_bits * groups.shape[-1]
     if encoding == "bitmap":
         return groups[..., 0].size + len(kept) * values
-    fillers = (np.diff(kept, prepend=-1) - 1) // 2**index_bits  # each stands for so many: the zeros before it, itself
-    return (len(kept) + int(fillers.sum())) * (index_bits + values)
+    fillers = (np.diff(kept, prepend=-1) - 1) // 2**4  # each stands for so many: the zeros before it, itself
+    return (len(kept) + int(fillers.sum())) * (4 + values)

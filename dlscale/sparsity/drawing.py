@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from dlscale import sparsity
 from dlscale.course.records import Record
 from dlscale.page import figures, widgets
+from dlscale.page.curves import curves
 
 COLORS = matplotlib.colormaps["RdBu_r"].with_extremes(bad="black")
 PRODUCTS = {"forward": figures.BLUE, "weight gradient": figures.ORANGE, "input error": figures.RED}
@@ -22,26 +23,21 @@ def mosaic(tiles: np.ndarray, columns: int) -> np.ndarray:
     return np.vstack([np.hstack(framed[i : i + columns]) for i in range(0, len(framed), columns)])
 
 
-def _percent_axis(ax: Axes, densities: Sequence[float], label: str = "density (%)") -> None:
+def _percent_axis(ax: Axes, densities: Sequence[float]) -> None:
     """A logarithmic axis of per cent with a tick for each density."""
-    ax.set(xscale="log", xlabel=label)
+    ax.set(xscale="log", xlabel="density (%)")
     ax.set_xticks(100 * np.array(densities), [f"{100 * density:g}" for density in densities])
     ax.minorticks_off()
 
 
 def opening(record: Record) -> None:
     """Test accuracy of three runs of `sparsity-ways`, a bar and a mark for each seed."""
+    arms = {"all weights": ("not at all", "global", 1.0), "1 % of each layer": ("gradually", "uniform", 0.01)}
+    arms["1 %, but 4 % of the last layer"] = "gradually", "last layer × 4", 0.01
     figure, ax = figures.new(height=2.2)
     said = []
-    for place, (label, way, allocation, density) in enumerate(
-        (
-            ("all weights", "not at all", "global", 1.0),
-            ("1 % of each layer", "gradually", "uniform", 0.01),
-            ("1 %, but 4 % of the last layer", "gradually", "last layer × 4", 0.01),
-        )
-    ):
-        arm = {"way": way, "allocation": allocation, "density": density, "judged_on": "test"}
-        accuracy = record.values("accuracy", **arm)
+    for place, (label, (way, allocation, density)) in enumerate(arms.items()):
+        accuracy = record.values("accuracy", way=way, allocation=allocation, density=density, judged_on="test")
         ax.barh(label, accuracy.mean(), color=figures.RED if place == 1 else figures.SKY)
         ax.plot(accuracy, np.full(len(accuracy), place), "|", color=figures.BLACK)
         said.append(f"{label}: {accuracy.mean():.0f} % of the test digits right")
@@ -131,8 +127,7 @@ def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> Non
         there = np.flatnonzero(counts[:, i])
         ax.bar(there + 0.27 * (i - 1), [100] * len(there), 0.25, color="white", edgecolor=figures.GREY)
         ax.bar(there + 0.27 * (i - 1), shares[there, i], 0.25, color=color)
-        ax.text((0.0, 0.6, 1.65)[i], 108, product, color=color)
-    ax.text(-0.4, 108, "bars:")
+        ax.text((-0.4, 0.2, 1.25)[i], 108, product, color=color)
     ax.set_xticks(range(len(layers)), [f"{n}\n{c:,.0f}" for n, c in zip(layers, counts.sum(1), strict=True)])
     ax.text(0.27, 3, "no error", color=figures.RED, ha="center", rotation=90)
     ax.set(xlabel="layer, and its multiplications for one digit", ylabel="needed (%)", ylim=(0, 122))
@@ -144,12 +139,12 @@ def needed(shares: np.ndarray, counts: np.ndarray, layers: Sequence[str]) -> Non
 # Section 3
 
 
-def when(curves: Mapping[str, np.ndarray], densities: Sequence[float], schedules: Mapping[str, Callable]) -> None:
+def when(reached: Mapping[str, np.ndarray], densities: Sequence[float], schedules: Mapping[str, Callable]) -> None:
     """Explore the final density: when weights go, by step and density, and accuracies (densities, seeds, epochs)."""
     steps = np.arange(0, 361)  # a new mask in every 30th step
 
     def paint(left: Axes, right: Axes, final: float) -> None:
-        for i, ((name, samples), color) in enumerate(zip(curves.items(), (figures.RED, figures.BLUE), strict=True)):
+        for i, ((name, samples), color) in enumerate(zip(reached.items(), (figures.RED, figures.BLUE), strict=True)):
             left.plot(steps, 100 * (final + (1 - final) * schedules[name](steps // 30 * 30)), color=color)
             figures.band(right, range(60, 361, 60), samples[densities.index(final)], color, marker="o", markersize=4)
             right.text(0.97, 0.16 - 0.1 * i, name, color=color, transform=right.transAxes, ha="right")
@@ -157,7 +152,7 @@ def when(curves: Mapping[str, np.ndarray], densities: Sequence[float], schedules
         right.set(xlabel="step", ylabel="test accuracy (%)", xlim=(0, 370), ylim=(0, 100))
 
     def caption(final: float) -> str:
-        ends = {name: samples[densities.index(final), :, -1].mean() for name, samples in curves.items()}
+        ends = {name: samples[densities.index(final), :, -1].mean() for name, samples in reached.items()}
         said = ", ".join(f"{name} {value:.0f} %" for name, value in ends.items())
         return f"Pruned to {100 * final:g} %. Test accuracy at the end, mean of five networks: {said}."
 
@@ -190,9 +185,8 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
     """The time of sparse products, by kind and density, in times of the dense one."""
     figure, ax = figures.new(height=3.6)
     said = []
-    for (kind, ratio), color, shift in zip(
-        ratios.items(), (figures.RED, figures.ORANGE, figures.GREEN), (-1, 4, -5), strict=True
-    ):
+    colors = figures.RED, figures.ORANGE, figures.GREEN
+    for (kind, ratio), color, shift in zip(ratios.items(), colors, (-1, 4, -5), strict=True):
         (line,) = ax.plot(100 * np.array([*ratio]), [*ratio.values()], "o-", color=color)
         figures.name(ax, line, kind, shift)
         if place := break_even(kind):
@@ -243,25 +237,21 @@ def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
 def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str], np.ndarray], dense: float) -> None:
     """Explore accuracy, (densities, seeds), by kilobytes of storage, (densities,), for each kind of pieces."""
 
-    def paint(ax: Axes, bits: int, encoding: str) -> None:
-        ax.axhline(dense, color=figures.GREY, linestyle="--")
-        for place, (piece, samples) in enumerate(accuracies.items()):
-            ax.plot(sizes(piece, bits, encoding), samples.mean(1), "o-", color=PIECES[piece], markersize=4)
-            ax.text(0.97, 0.33 - 0.07 * place, piece, color=PIECES[piece], transform=ax.transAxes, ha="right")
-        ax.text(1, dense + 0.1, "dense", color=figures.GREY, transform=ax.get_yaxis_transform(), ha="right")
-        ax.set(xscale="log", xlabel="stored kilobytes", ylabel="test accuracy (%)", ylim=(85, dense + 0.9))
-        ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if ax.get_xlim()[0] < tick < ax.get_xlim()[1]]
-        ax.set_xticks(ticks, ticks)
-        ax.minorticks_off()
+    def compute(bits: int, encoding: str) -> dict[str, tuple]:
+        lines = {piece: (sizes(piece, bits, encoding), samples.mean(1)) for piece, samples in accuracies.items()}
+        return lines | {"dense": ((0.1, 15), (dense, dense))}
 
     def caption(bits: int, encoding: str) -> str:
         at = {p: np.interp(0, np.log(sizes(p, bits, encoding)), a.mean(1), left=np.nan) for p, a in accuracies.items()}
         said = ", ".join(f"{p} {value:.1f} %" for p, value in at.items() if np.isfinite(value))
         return f"Values of {bits} bits, {encoding} index. Accuracy with one kilobyte: {said}; dense {dense:.1f} %."
 
+    styles = {piece: (color, "o-") for piece, color in PIECES.items()} | {"dense": (figures.GREY, "--")}
+    axis = {"xscale": "log", "xlim": (0.1, 15), "xticks": (0.1, 0.2, 0.5, 1, 2, 5, 10), "ylim": (85, dense + 0.9)}
+    axis |= {"xlabel": "stored kilobytes", "ylabel": "test accuracy (%)"}
     bits = widgets.slider("bits of a value", [2, 4, 8, 16, 32], 8)
     encoding = widgets.menu("index", ["relative", "bitmap"])
-    widgets.explore_axes(paint, alt=caption, height=3.8, bits=bits, encoding=encoding)
+    curves(styles, compute, caption, axis, corner=(0.98, 0.5), height=3.8, bits=bits, encoding=encoding)
 
 
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:

@@ -94,10 +94,8 @@ def _break_even(answer: Any) -> str | None:
     for size, dense in zip(10 ** rng.uniform(5, 8, 6), 10 ** rng.uniform(8, 11, 6), strict=True):
         cases.append((size, dense, dense * rng.random(), rng.random() * size / dense))
     for size, dense_rate, sparse_rate, start in cases:
-        given = (
-            f"The density for {size:.3g} multiplications, {dense_rate:.3g} per second dense, {sparse_rate:.3g} sparse, "
-            f"which takes {start:.3g} s to start,"
-        )
+        rates = f"{dense_rate:.3g} per second dense, {sparse_rate:.3g} sparse"
+        given = f"The density for {size:.3g} multiplications, {rates}, which takes {start:.3g} s to start,"
         expected = min(max((size / dense_rate - start) * sparse_rate / size, 0.0), 1.0)
         if wrong := compare(given, answer(size, dense_rate, sparse_rate, start), expected, 1e-3):
             return wrong

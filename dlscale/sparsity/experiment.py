@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
 
@@ -20,15 +19,27 @@ from dlscale.lab import data, models, train
 from dlscale.lab.data import Dataset
 from dlscale.lab.models import Model, Params
 
+ACCURACY = itemgetter("accuracy")
 TEST_SEEDS = range(20)  # the first ten have decided which rules were changed; the others decide by the new ones
 
 
-@functools.cache
-def _halves(name: str) -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Training examples without those held out, and what to judge by: those held out ("validation"), or "test"."""
+def _examples(name: str, judged_on: str) -> Dataset:
+    """Training examples, and those held out of them ("validation") or the test set to judge by."""
     full = data.load(name)
     held_out = data.validation_split(full, fraction=0.25)
-    return held_out, {"validation": (held_out.x_test, held_out.y_test), "test": (full.x_test, full.y_test)}
+    return replace(held_out, x_test=full.x_test, y_test=full.y_test) if judged_on == "test" else held_out
+
+
+@functools.cache
+def digits(judged_on: str = "test") -> Dataset:
+    """Digits of 14 × 14 pixels, three quarters of the training set, with those to judge by as the test set."""
+    examples = _examples("mnist", judged_on)
+    return replace(examples, x_train=_pooled(examples.x_train), x_test=_pooled(examples.x_test))
+
+
+def _pooled(x: np.ndarray) -> np.ndarray:
+    """Means over 2×2 pixels of images (count, height, width, 1)."""
+    return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, 1).mean((2, 4))
 
 
 def _order(seed: int, count: int, batch: int, epochs: int) -> np.ndarray:
@@ -64,74 +75,56 @@ def _accuracy(model: Model, params: Params, x: Array, y: Array) -> Array:
 
 PRUNED = ("conv2", "conv3")
 DENSITIES = (0.03, 0.06, 0.12, 0.2, 0.4)
-CONV_RATES, CONV_TUNING_SEEDS = (0.025, 0.05, 0.1, 0.2, 0.4), (100, 101)
+CONV_TUNING = {"learning_rate": (0.025, 0.05, 0.1, 0.2, 0.4), "tuning_seeds": (100, 101), "score": ACCURACY}
 DENSE_RATE, CONV_BATCH, CONV_EPOCHS = 0.05, 50, 2
 
 
-@functools.cache
-def _images() -> tuple[Dataset, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """MNIST at half the resolution."""
-    examples, judged = _halves("mnist")
-    return examples, {name: (_pooled(x), y) for name, (x, y) in judged.items()}
-
-
-def _pooled(x: np.ndarray) -> np.ndarray:
-    """Means over 2×2 pixels of images (count, height, width, 1)."""
-    return x.reshape(len(x), x.shape[1] // 2, 2, x.shape[2] // 2, 2, 1).mean((2, 4))
-
-
-@functools.cache
-def _conv_net() -> Model:
-    """Three 3×3 convolutions with ReLU, the first two max-pooled, and a dense layer: 14×14 images, ten classes."""
-    shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
-    layers = {"conv1": models.conv(pool=True), "conv2": models.conv(pool=True), "conv3": models.conv()}
-
-    return Model(lambda key: models.weights(key, shapes), layers | {"output": models.dense()})
+# Three 3×3 convolutions with ReLU, the first two max-pooled, and a dense layer: 14×14 images, ten classes
+CONV_SHAPES = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "conv3": (3, 3, 16, 32), "output": (288, 10)}
+CONV_LAYERS = {"conv1": models.conv(pool=True), "conv2": models.conv(pool=True), "conv3": models.conv()}
+CONV_NET = Model(lambda key: models.weights(key, CONV_SHAPES), CONV_LAYERS | {"output": models.dense()})
 
 
 @jax.jit
 def _train_conv(params: Params, mask: Params, rate: Array, order: Array, x: Array, y: Array) -> tuple[Params, Array]:
     """SGD with momentum, the rate falling to 0 on half a cosine."""
     optimizer = optax.sgd(optax.cosine_decay_schedule(rate, len(order)), momentum=0.9)
-    return _descend(_conv_net(), sparsity.masked(optimizer, mask), params, order, x, y)
+    return _descend(CONV_NET, sparsity.masked(optimizer, mask), params, order, x, y)
 
 
 def _epochs_of_conv(seed: int, params: Params, mask: Params, rate: float) -> tuple[Params, Array]:
-    examples, _ = _images()
+    examples = digits()
     order = _order(seed, len(examples.x_train), CONV_BATCH, CONV_EPOCHS)
-    return _train_conv(params, mask, np.float32(rate), order, _pooled(examples.x_train), examples.y_train)
+    return _train_conv(params, mask, np.float32(rate), order, examples.x_train, examples.y_train)
 
 
 @functools.cache
 def dense_conv_net(seed: int) -> tuple[Params, Array]:
     """The trained net that all arms of a seed are pruned from, and the losses of its training."""
-    params = jax.jit(_conv_net().init)(jax.random.key(seed))
+    params = jax.jit(CONV_NET.init)(jax.random.key(seed))
     return _epochs_of_conv(seed, params, jax.tree.map(jnp.ones_like, params), DENSE_RATE)
-
-
-def prune_conv_net(params: Params, granularity: str, density: float) -> tuple[Params, Params]:
-    """The pruned net and its mask: only the second and third convolution are pruned, each to this density."""
-    mask = jax.tree.map(jnp.ones_like, params)
-    for name in PRUNED:
-        mask[name] = {**mask[name], "w": sparsity.mask(params[name]["w"], density, granularity)}
-    return jax.tree.map(jnp.multiply, params, mask), mask
 
 
 def granularity_trial(
     granularity: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
-    """Accuracy in percent after pruning and two epochs more; density of the pruned layers; groups that the relative
-    encoding writes, fillers included, and the weights of a group (counted in groups of conv2).
+    """Accuracy in percent after pruning the second and third convolution, each to this density, and two epochs more;
+    density of the pruned layers; groups that the relative encoding writes, fillers included, and the weights of a group
+    (counted in groups of conv2).
 
     `early_loss` is that of the dense net after ten steps.
     """
     dense, losses = dense_conv_net(seed)
-    params, mask = prune_conv_net(dense, granularity, density)
+    mask = jax.tree.map(jnp.ones_like, dense)
+    for name in PRUNED:
+        mask[name] |= {"w": sparsity.mask(dense[name]["w"], density, granularity)}
+    params = jax.tree.map(jnp.multiply, dense, mask)
     params, _ = _epochs_of_conv(seed + 1000, params, mask, learning_rate)
     kept = np.concatenate([np.ravel(mask[name]["w"]) for name in PRUNED]).mean()
     size = math.prod(sparsity.group_shape(mask[PRUNED[0]]["w"].shape, granularity))
     bits = sum(sparsity.stored_bits(mask[name]["w"], "relative", granularity, 16) for name in PRUNED)
-    accuracy = 100 * float(_accuracy(_conv_net(), params, *_images()[1][judged_on]))
+    judged = digits(judged_on)
+    accuracy = 100 * float(_accuracy(CONV_NET, params, judged.x_test, judged.y_test))
     found = {"accuracy": accuracy, "density": float(kept), "entries": bits // (4 + 16 * size), "size": size}
     return found | {"early_loss": losses[10]}
 
@@ -140,27 +133,16 @@ def granularity_plan(run: RunTrials) -> None:
     """Each arm at the best of the same rates, found on held-out images; then the test images with other seeds."""
     arms = [*itertools.product(sparsity.GRANULARITIES, DENSITIES), ("weight", 1.0)]
     for granularity, density in arms:
-        _tuned(run, CONV_RATES, CONV_TUNING_SEEDS, TEST_SEEDS, granularity=granularity, density=density)
-
-
-def _tuned(
-    run: RunTrials, rates: Sequence[float], tuning_seeds: Sequence[int], seeds: Sequence[int], **arm: float | str
-) -> None:
-    accuracy = itemgetter("accuracy")
-    train.tune(run, **arm, learning_rate=rates, tuning_seeds=tuning_seeds, seeds=seeds, score=accuracy)
+        train.tune(run, granularity=granularity, density=density, seeds=TEST_SEEDS, **CONV_TUNING)
 
 
 # Recurrent nets: gated recurrent units over the 40 values of MNIST-1D, two at a time
 
 SMALL, LARGE = 32, 80  # hidden units
-RECURRENT_RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-RECURRENT_TUNING_SEEDS = range(100, 106)  # with two, chance chose between neighbouring rates
+RECURRENT_TUNING = {"learning_rate": (0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "score": ACCURACY}
+RECURRENT_TUNING["tuning_seeds"] = range(100, 106)  # with two, chance chose between neighbouring rates
 RECURRENT_DENSITIES = (0.05, 0.1, 0.2, 0.4, 1.0)
 RECURRENT_BATCH, RECURRENT_EPOCHS, PRUNE_EVERY = 100, 24, 20
-
-
-def _recurrent_net(hidden: int) -> Model:
-    return models.gru(hidden, features=2)
 
 
 def parameters(hidden: int, density: float = 1.0) -> int:
@@ -184,7 +166,7 @@ def _train_recurrent(
     schedule = optax.polynomial_schedule(1.0, density, 3, steps // 2, steps // 8)
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
     gradual = sparsity.gradual(schedule, PRUNE_EVERY, scope="global")
-    return _descend(_recurrent_net(hidden), sparsity.masked(optimizer, gradual), params, order, x, y)
+    return _descend(models.gru(hidden, features=2), sparsity.masked(optimizer, gradual), params, order, x, y)
 
 
 def recurrent_trial(
@@ -194,14 +176,13 @@ def recurrent_trial(
 
     `early_loss` is that after twenty steps.
     """
-    examples, judged = _halves("mnist1d_fresh")
-    params = jax.jit(_recurrent_net(hidden).init)(jax.random.key(seed))
+    examples, net = _examples("mnist1d_fresh", judged_on), models.gru(hidden, features=2)
+    params = jax.jit(net.init)(jax.random.key(seed))
     order = _order(seed, len(examples.x_train), RECURRENT_BATCH, epochs)
     given = examples.x_train.reshape(-1, 20, 2), examples.y_train
     params, losses = _train_recurrent(hidden, params, np.float32(density), np.float32(learning_rate), order, *given)
-    x, y = judged[judged_on]
     left = sum(int(np.count_nonzero(w)) for w in jax.tree.leaves(params) if np.ndim(w) == 2)
-    accuracy = 100 * float(_accuracy(_recurrent_net(hidden), params, x.reshape(-1, 20, 2), y))
+    accuracy = 100 * float(_accuracy(net, params, examples.x_test.reshape(-1, 20, 2), examples.y_test))
     return {"accuracy": accuracy, "weights": left, "early_loss": losses[20]}
 
 
@@ -210,7 +191,7 @@ def recurrent_plan(run: RunTrials) -> None:
     arms = [*itertools.product((SMALL, LARGE), RECURRENT_DENSITIES), (LARGE, matching_density())]
     for hidden, density in arms:
         seeds = TEST_SEEDS if hidden == LARGE and density in (0.1, 1.0) else TEST_SEEDS[:10]
-        _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, seeds, hidden=hidden, density=density)
+        train.tune(run, hidden=hidden, density=density, seeds=seeds, **RECURRENT_TUNING)
 
 
 # Is "large, then pruned" better, or only more work? The small dense net, trained for longer
@@ -225,15 +206,14 @@ def longer_trial(times: int, **setting: float | str) -> dict[str, float]:
 
 def longer_plan(run: RunTrials) -> None:
     """Tuned as in `recurrent_plan`, with the same networks at the start."""
-    _tuned(run, RECURRENT_RATES, RECURRENT_TUNING_SEEDS, TEST_SEEDS[:10], times=LONGER)
+    train.tune(run, times=LONGER, seeds=TEST_SEEDS[:10], **RECURRENT_TUNING)
 
 
 # When to prune, and where: an MLP on digits
 
-WAYS = ("not at all", "at once", "gradually")
 ALLOCATIONS = ("global", "uniform", "last layer × 4")  # one ranking; each layer alike; all but the last layer alike
 WAY_DENSITIES = (0.01, 0.02, 0.05, 0.1)
-RATES, WAY_TUNING_SEEDS, WAY_SEEDS = (0.05, 0.1, 0.2, 0.4, 0.8), range(100, 104), range(20, 36)
+WAY_TUNING = {"learning_rate": (0.05, 0.1, 0.2, 0.4, 0.8), "tuning_seeds": range(100, 104), "score": ACCURACY}
 STEPS, EVERY, WAY_BATCH, WAY_EPOCHS = 360, 30, 100, 6
 SHAPES = {"dense1": (196, 64), "dense2": (64, 64), "output": (64, 10)}
 NETWORK = models.mlp((196, 64, 64, 10))
@@ -267,14 +247,6 @@ def pruned_sgd(learning_rate: Array, density: Array, at_once: Array, allocation:
 PRUNING = {name: functools.partial(pruned_sgd, allocation=name) for name in ALLOCATIONS}
 
 
-@functools.cache
-def digits(judged_on: str = "test") -> Dataset:
-    """Digits of 14 × 14 pixels, three quarters of the training set, with those to judge by as the test set."""
-    examples, judged = _images()
-    x, y = judged[judged_on]
-    return replace(examples, x_train=_pooled(examples.x_train), x_test=x, y_test=y)
-
-
 def ways_trial(
     way: str, allocation: str, density: float, learning_rate: float, seed: int, judged_on: str
 ) -> dict[str, float]:
@@ -296,14 +268,14 @@ def ways_plan(run: RunTrials) -> None:
     arms += [("gradually", *arm) for arm in itertools.product(ALLOCATIONS, WAY_DENSITIES)]
     for way, allocation, density in arms:
         arm = {"way": way, "allocation": allocation, "density": density}
-        _tuned(run, RATES, WAY_TUNING_SEEDS, WAY_SEEDS, **arm)
+        train.tune(run, **arm, seeds=range(20, 36), **WAY_TUNING)
 
 
 # The variants that decide claims, at the rates that were found, with seeds that nothing else used
 
 STUDIES = {"ways": ways_trial, "granularity": granularity_trial, "recurrent": recurrent_trial}
 CONFIRMED_ARMS = [
-    *(("ways", 32, {"way": way, "allocation": "global", "density": 0.05}) for way in WAYS[1:]),
+    *(("ways", 32, {"way": way, "allocation": "global", "density": 0.05}) for way in ("at once", "gradually")),
     *(("ways", 32, {"way": "gradually", "allocation": name, "density": 0.01}) for name in ALLOCATIONS[1:]),
     *(("granularity", 16, {"granularity": name, "density": 0.2}) for name in ("weight", "filter")),
     *(("recurrent", 16, {"hidden": LARGE, "density": density}) for density in (0.1, matching_density(), 1.0)),
@@ -326,37 +298,28 @@ def confirmed_plan(run: RunTrials) -> None:
 GRANULARITY = Experiment(
     "sparsity-granularity",
     "a convolutional net pruned by weights, vectors, kernels, filters and blocks to five densities, tuned",
-    granularity_trial,
-    granularity_plan,
+    granularity_trial, granularity_plan,
     # One unit in the last place of all initial weights moves the dense net's loss by up to 9e-6 after ten steps.
-    # Training after pruning starts from a net that may be another by then: its accuracy is compared with the spread
-    # over seeds.
-    {"accuracy": 1.0, "density": 1e-6, "entries": 60.0, "size": 0.0, "early_loss": 1e-3},
-    chaotic=("accuracy",),
-    drawn={"judged_on": "test"},
-)
+    # The net that is pruned may be another by then: its accuracy, and the groups that it keeps, are compared with the
+    # spread over seeds.
+    {"accuracy": 1.0, "density": 1e-6, "entries": 1.0, "size": 0.0, "early_loss": 1e-3},
+    chaotic=("accuracy", "entries"), drawn={"judged_on": "test"},
+)  # fmt: skip
 
 RECURRENT = Experiment(
     "sparsity-recurrent",
     "small and large recurrent nets on MNIST-1D, dense and pruned while they train, tuned",
-    recurrent_trial,
-    recurrent_plan,
+    recurrent_trial, recurrent_plan,
     # One unit in the last place of all initial weights moves the loss by 2e-6 after twenty steps, at tuned rates; a
     # rate 10 % off moves it by 0.0046 or more.
-    {"accuracy": 1.0, "weights": 0.0, "early_loss": 1e-3},
-    chaotic=("accuracy",),
-    drawn={"judged_on": "test"},
-)
+    {"accuracy": 1.0, "weights": 0.0, "early_loss": 1e-3}, chaotic=("accuracy",), drawn={"judged_on": "test"},
+)  # fmt: skip
 
 LONGER_RECORD = Experiment(
     "sparsity-longer",
     "the small recurrent net, dense, trained for three times the epochs, tuned",
-    longer_trial,
-    longer_plan,
-    {"accuracy": 1.0},
-    chaotic=("accuracy",),
-    drawn={"judged_on": "test"},
-)
+    longer_trial, longer_plan, {"accuracy": 1.0}, chaotic=("accuracy",), drawn={"judged_on": "test"},
+)  # fmt: skip
 
 # Training lets the last bits grow: accuracies are compared with the spread over seeds.
 WAYS_RECORD = Experiment(
