@@ -93,9 +93,8 @@ def noise(clouds: Mapping[int, Mapping[int, np.ndarray]], parts: Mapping[int, tu
         left.set(xlim=(-1.5, 4.5), ylim=(-0.2, 8), xlabel="along G (G has length 1)", ylabel="length across G")
         left.text(0.5, 0.15, "G", ha="center")
         signal, noise = parts[step]
-        for name, values, color in (
-            ("signal", signal + 0 * fine, figures.BLACK), ("noise / batch", noise / fine, figures.BLUE),
-        ):  # fmt: skip
+        lines = {"signal": (signal + 0 * fine, figures.BLACK), "noise / B": (noise / fine, figures.BLUE)}
+        for name, (values, color) in lines.items():
             right.plot(fine, values, color=color)
             right.text(batches[0], 1.1 * values[0], name, color=color, va="bottom")
         right.axvline(batch, color=figures.BLUE, linestyle=":")
@@ -142,11 +141,8 @@ def rates(batches: np.ndarray, grid: np.ndarray, steps: np.ndarray, best: np.nda
         right.plot([batches, batches], [2**low, 2**high], color=figures.BLUE)
         right.plot(batches, 2**middle, "o", color=figures.BLUE, markersize=5)
         right.plot(fine, height / (1 + fit.batch.mean / fine), color=figures.BLACK)
-        for power, text, at in ((1, "linear", 4), (0.5, "square root", 3)):
-            line = first * (batches / batches[0]) ** power
-            right.plot(batches, line, ":", color=figures.GREY)
-            ha, va, lift = ("right", "bottom", 1.15) if power == 1 else ("left", "top", 0.8)
-            right.text(batches[at], line[at] * lift, text, color=figures.GREY, ha=ha, va=va)
+        right.plot(batches, first * batches / batches[0], ":", color=figures.GREY)
+        right.text(64, 1.15 * first * 64 / batches[0], "linear", color=figures.GREY, ha="right", va="bottom")
         right.axvline(fit.batch.mean, color=figures.RED, linestyle="--", linewidth=1)
         right.text(1.1 * fit.batch.mean, 0.75 * first, "critical batch", color=figures.RED, va="center")
         right.plot(batch, 2 ** middle[here], "o", color=figures.BLUE, markersize=11)

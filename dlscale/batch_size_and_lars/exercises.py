@@ -62,8 +62,8 @@ rate_for = Exercise(
     "`rate_for`, which returns the rate to try at the batch size `other`. Then call "
     "`rate_for(512, critical_batch, 8, best_rates[:, 0].mean())`, and compare the answer with the figure.",
     hints=(
-        "ε(B) = ε_max / (1 + B_c / B). The known pair gives ε_max.",
-        "ε_max = rate · (1 + critical / batch). Divide it by what belongs to the other batch.",
+        "η(B) = η_max / (1 + B_c / B). The known pair gives η_max.",
+        "η_max = rate · (1 + critical / batch). Divide it by what belongs to the other batch.",
     ),
     code="""
 def rate_for(other, critical, batch, rate):
@@ -126,9 +126,8 @@ def whole_ratio(weights, directions, coefficient=0.01):
 def _one_ratio(answer: Any) -> str | None:
     rng = np.random.default_rng(5)
     for coefficient, shapes in ((0.01, ((5, 4), (4,), (3, 2, 2))), (0.5, ((2, 30), (30, 1)))):
-        weights, directions = (
-            [np.float32(rng.normal(0, base**k, s)) for k, s in enumerate(shapes)] for base in (4, 0.25)
-        )
+        weights = [np.float32(rng.normal(0, 4.0**k, shape)) for k, shape in enumerate(shapes)]
+        directions = [np.float32(rng.normal(0, 0.25**k, shape)) for k, shape in enumerate(shapes)]
         given = f"The ratio of tensors of shapes {', '.join(map(str, shapes))}, coefficient {coefficient:g}"
         expected = whole_ratio(weights, directions, coefficient)
         if wrong := compare(given, answer(weights, directions, coefficient), expected):

@@ -4,9 +4,9 @@ In the first every arm has the same deep network, epochs, warm-up and decay, and
 the last. In the second SGD goes through one grid of rates for each batch size, number of epochs and warm-up.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from operator import itemgetter
 
 import jax
@@ -31,7 +31,6 @@ TRUST_COEFFICIENT = 0.01
 
 def warm_up_and_decay(peak: Array, steps: Array, part: int = 10) -> optax.Schedule:
     """Up to `peak` in a line over a `part`-th of the steps, down to zero along a cosine over all of them."""
-    steps = jnp.maximum(steps, 1)
     rising = lambda step: peak * jnp.minimum((step + 1) / jnp.ceil(steps / part), 1)  # noqa: E731
     return lambda step: rising(step) * (1 + jnp.cos(jnp.pi * jnp.minimum(step / steps, 1))) / 2
 
@@ -53,47 +52,31 @@ def lars(
     return optax.lars(rate, decay, trust_coefficient=TRUST_COEFFICIENT, momentum=0.9, **masks)
 
 
-def one_ratio(
-    learning_rate: Array, steps: Array, mask: Callable[[models.Params], models.Params] | None = None
+def one_factor(
+    learning_rate: Array, steps: Array, factor: optax.GradientTransformation, mask: Callable | None = None
 ) -> optax.GradientTransformation:
-    """LARS's control: all that `mask` leaves in (None: everything) has one ratio in common, as if it were one layer."""
-    ratio = optax.flatten(optax.scale_by_trust_ratio(trust_coefficient=TRUST_COEFFICIENT))
-    return optax.chain(
-        optax.add_decayed_weights(WEIGHT_DECAY, mask),
-        ratio if mask is None else optax.masked(ratio, mask),
-        optax.scale_by_learning_rate(warm_up_and_decay(learning_rate, steps)),
-        optax.trace(0.9),
-    )
+    """LARS's control: `factor` scales the whole network alike; what `mask` leaves out is not decayed."""
+    rate = optax.scale_by_learning_rate(warm_up_and_decay(learning_rate, steps))
+    return optax.chain(optax.add_decayed_weights(WEIGHT_DECAY, mask), factor, rate, optax.trace(0.9))
 
 
-def normalised(learning_rate: Array, steps: Array) -> optax.GradientTransformation:
-    """Momentum on gradients of length 1 for the whole net: neither layers nor the weights' length have a say."""
-    return optax.chain(
-        optax.add_decayed_weights(WEIGHT_DECAY),
-        optax.normalize_by_update_norm(),
-        optax.scale_by_learning_rate(warm_up_and_decay(learning_rate, steps)),
-        optax.trace(0.9),
-    )
+ONE_RATIO = optax.flatten(optax.scale_by_trust_ratio(trust_coefficient=TRUST_COEFFICIENT))
+ARMS = {
+    "momentum": momentum,
+    "LARS": lars,
+    "LARS, matrices only": partial(lars, weight_decay_mask=matrices, trust_ratio_mask=matrices),
+    "LARS, only matrices decayed": partial(lars, weight_decay_mask=matrices),
+    "one ratio": partial(one_factor, factor=ONE_RATIO),
+    "one ratio, matrices only": partial(one_factor, factor=optax.masked(ONE_RATIO, matrices), mask=matrices),
+    "LARS, decay ×100": partial(lars, decay=100 * WEIGHT_DECAY),
+    "LARS, only matrices decayed ×100": partial(lars, decay=100 * WEIGHT_DECAY, weight_decay_mask=matrices),
+    "length 1": partial(one_factor, factor=optax.normalize_by_update_norm()),
+}
+EXPONENTS = dict.fromkeys(ARMS, range(-5, 6))  # of 2: the grid of rates
+EXPONENTS |= {"momentum": range(-7, 4), "length 1": range(-3, 4)}  # the last has fewer: it may only be underrated
 
 
-ARMS = {  # the optimizer, and the exponents of 2 of its grid of rates
-    "momentum": (momentum, range(-7, 4)),
-    "LARS": (lars, range(-5, 6)),
-    "LARS, matrices only": (
-        functools.partial(lars, weight_decay_mask=matrices, trust_ratio_mask=matrices), range(-5, 6),
-    ),
-    "LARS, only matrices decayed": (functools.partial(lars, weight_decay_mask=matrices), range(-5, 6)),
-    "one ratio": (one_ratio, range(-5, 6)),
-    "one ratio, matrices only": (functools.partial(one_ratio, mask=matrices), range(-5, 6)),
-    "LARS, decay ×100": (functools.partial(lars, decay=100 * WEIGHT_DECAY), range(-5, 6)),
-    "LARS, only matrices decayed ×100": (
-        functools.partial(lars, decay=100 * WEIGHT_DECAY, weight_decay_mask=matrices), range(-5, 6),
-    ),
-    "length 1": (normalised, range(-3, 4)),  # fewer rates than its rivals have: it may only be underrated
-}  # fmt: skip
-
-
-@functools.cache
+@cache
 def _signals(judged_on: str, name: str = "mnist1d") -> Dataset:
     """The same 3,000 training signals, with those held out of them ("validation") or the test set to judge by."""
     signals = data.load(name)
@@ -119,7 +102,7 @@ def trial(arm: str, norm: str, batch_size: int, learning_rate: float, seed: int,
     `train_accuracy` is that of the last epoch's minibatches; `second_loss` and `early_loss` are losses after one update
     and after five, at most 99.
     """
-    history = _sweep(ARMS[arm][0], norm, batch_size, learning_rate, seed, judged_on).history
+    history = _sweep(ARMS[arm], norm, batch_size, learning_rate, seed, judged_on).history
     second_loss, early_loss = np.nan_to_num(history.loss[0, [1, 5]], nan=99).clip(max=99)
     return {
         "accuracy": 100 * history.test_accuracy[0, -1],
@@ -148,7 +131,7 @@ def plan(run: RunTrials) -> None:
 
 def _tune_and_test(run: RunTrials, **setting: object) -> float:
     """The mean validation accuracy of the best rate, which is then tested with other seeds."""
-    rates = [2.0**exponent for exponent in ARMS[setting["arm"]][1]]
+    rates = [2.0**exponent for exponent in EXPONENTS[setting["arm"]]]
     tuned = train.tune(
         run, **setting, learning_rate=rates, tuning_seeds=TUNING_SEEDS, seeds=TEST_SEEDS, score=itemgetter("accuracy")
     )
@@ -197,7 +180,7 @@ def descend(
     return lax.scan(step, state, (rows, rates))
 
 
-fresh_signals = functools.partial(_signals, name="mnist1d_fresh")
+fresh_signals = partial(_signals, name="mnist1d_fresh")
 
 
 def deck(seed: int, epochs: int, examples: int) -> np.ndarray:
@@ -270,6 +253,7 @@ def tuned_rate(record: Record, **setting: object) -> float:
     return max(rates, key=lambda rate: record.values("accuracy", learning_rate=rate, **setting).mean())
 
 
+_claim = "batch_size_and_lars-{}".format
 LARS_ARMS = {  # by normalisation; the batches are those where LARS leads by most on the validation data
     ("batch", 750): ("momentum", "LARS", "one ratio", "LARS, only matrices decayed"),
     ("none", 3000): ("momentum", "LARS", "LARS, matrices only"),
@@ -290,10 +274,7 @@ LARS_CONFIRMED = replace(
     LARS, id="batch_size_and_lars-lars_confirmed",
     about="The arms of batch_size_and_lars-lars that decide claims, with other seeds",
     plan=lars_confirmation,
-    confirms=tuple(
-        f"batch_size_and_lars-{name}"
-        for name in ("lars", "lars-norm", "one-ratio", "layers", "lars-matrices", "lars-decay")
-    ),
+    confirms=tuple(map(_claim, ("lars", "lars-norm", "one-ratio", "layers", "lars-matrices", "lars-decay"))),
 )  # fmt: skip
 
 
@@ -316,10 +297,7 @@ SGD_CONFIRMED = replace(
     SGD, id="batch_size_and_lars-sgd_confirmed",
     about="The arms of batch_size_and_lars-sgd that decide claims, with other seeds",
     plan=sgd_confirmation,
-    confirms=tuple(
-        f"batch_size_and_lars-{name}"
-        for name in ("warm-up", "warm-up-helps", "equal-epochs", "small-best", "equal-updates")
-    ),
+    confirms=tuple(map(_claim, ("warm-up", "warm-up-helps", "equal-epochs", "small-best", "equal-updates"))),
 )  # fmt: skip
 
 
@@ -389,17 +367,14 @@ STEPS = Experiment(
     steps_trial, steps_plan,
     {"steps": 1.0, "arrived": 0.0, "first_noise_scale": 0.1, "mean_noise_scale": 1.0, "last_noise_scale": 1.0},
     chaotic=("steps", "arrived", "mean_noise_scale", "last_noise_scale"),
-    confirms=tuple(
-        f"batch_size_and_lars-{name}"
-        for name in ("no-return", "noise-grows", "noise-scale", "linear-rate", "rate-curve")
-    ),
+    confirms=tuple(map(_claim, ("no-return", "noise-grows", "noise-scale", "linear-rate", "rate-curve"))),
 )  # fmt: skip
 
 
 # Momentum and LARS with batch norm at batch 750, when the warm-up takes half of the steps
 
 
-WARM_ARMS = {name: functools.partial(arm, part=2) for name, arm in (("momentum", momentum), ("LARS", lars))}
+WARM_ARMS = {name: partial(arm, part=2) for name, arm in (("momentum", momentum), ("LARS", lars))}
 
 
 def warm_trial(arm: str, learning_rate: float, seed: int, judged_on: str) -> dict[str, float]:

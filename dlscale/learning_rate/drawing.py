@@ -93,8 +93,8 @@ def sharpness(
         steps = every * np.arange(losses.shape[1])
         for ax, curves in ((left, losses), (right, sharp)):
             ax.plot(steps, np.clip(np.nan_to_num(curves, nan=1e3), 1e-3, 1e3).T, color=figures.TRAIN, linewidth=1.2)
-        right.plot([0, steps[-1]], [2 / rate] * 2, "--", color=figures.RED)
-        right.text(steps[-1], 2 / rate, "\n2 / rate", color=figures.RED, ha="right", va="center", clip_on=True)
+        (edge,) = right.plot([0, steps[-1]], [2 / rate] * 2, "--", color=figures.RED)
+        figures.name(right, edge, "2 / rate")
         left.set(xlabel="step", ylabel="training loss", yscale="log", ylim=(0.005, 20))
         right.set(xlabel="step", ylabel="sharpness", ylim=(0, highest))
 
@@ -105,9 +105,8 @@ def sharpness(
         if not trains.all():
             said += f" {(~trains).sum()} of {len(trains)} runs diverge."
         if trains.any():
-            begin, end = sharp[trains].mean(0)[[0, -1]]
-            said += f" The sharpness goes from {begin:.1f} to {end:.1f} on average, and ranges from "
-            said += f"{sharp[trains].min():.1f} to {sharp[trains].max():.1f}."
+            low, high, end = sharp[trains].min(), sharp[trains].max(), sharp[trains, -1].mean()
+            said += f" The sharpness ranges from {low:.1f} to {high:.1f}, and ends near {end:.1f}."
         return said
 
     widgets.explore_axes(paint, alt=caption, columns=2, choice=widgets.slider(label, list(runs), value, "{:.2g}"))
@@ -129,8 +128,7 @@ def range_test(tried: np.ndarray, losses: np.ndarray, best: float) -> None:
     ax.text(1.7 * lowest, 1.2, "dashed: best constant rate", color=figures.TEST)
     ax.set(xlabel="learning rate", ylabel="training loss", ylim=(1, 4))
     _log_rates(ax, 2**-9, 2**3, every=2)
-    said = f"The range test has its lowest loss at {lowest:.2g}; the best constant rate is {best:.2g}."
-    figures.show(figure, said)
+    figures.show(figure, f"The range test has its lowest loss at {lowest:.2g}; the best constant rate is {best:.2g}.")
 
 
 # Section 4
@@ -165,9 +163,8 @@ def noisy_bowl(steps: int = 200, noise: float = 3.0) -> None:
         right.plot([last, steps], [loss(mean)] * 2, color=figures.GREEN, linewidth=4)
         right.text(0.97, 0.92, "● weights of each step", color=figures.RED, ha="right", transform=right.transAxes)
         right.text(0.97, 0.84, "★ mean of the last quarter", color=figures.GREEN, ha="right", transform=right.transAxes)
-        right.set(
-            xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60), title="mean of 200 runs"
-        )
+        right.set(xlabel="step", ylabel="loss", yscale="log", xlim=(0, steps), ylim=(0.03, 60))
+        right.set_title("mean of 200 runs")
 
     def caption(rate: float, schedule: str) -> str:
         path = noisy_walks(rate * shapes[schedule], curvature, noise, 200)

@@ -83,8 +83,5 @@ SCHEDULED = Experiment(
     "A small network under ten schedules, each tuned, judged by its last weights and by their mean",
     trial, compare_schedules,
     {"last": 1.0, "mean": 1.0}, chaotic=("last", "mean"), drawn={"judged_on": "test"},
-    confirms=(
-        "learning_rate-cosine", "learning_rate-averaging",
-        "learning_rate-warmup_sharp",
-    ),
+    confirms=("learning_rate-cosine", "learning_rate-averaging", "learning_rate-warmup_sharp"),
 )  # fmt: skip
