@@ -33,9 +33,8 @@ def test_half_of_the_runs_never_there_is_never():
 
 def test_the_bootstrap_is_scipys_percentile_interval():
     samples = np.random.default_rng(0).gamma(2.0, size=30)
-    ours = honest.bootstrap(samples, np.mean, draws=20_000)
-    theirs = stats.bootstrap((samples,), np.mean, method="percentile", n_resamples=20_000, rng=1).confidence_interval
-    assert ours.mean == pytest.approx(samples.mean()) and ours[1:] == pytest.approx(theirs, abs=0.03)
+    theirs = stats.bootstrap((samples,), np.median, method="percentile", n_resamples=2000, rng=1).confidence_interval
+    assert honest.bootstrap(samples) == pytest.approx((np.median(samples), *theirs), abs=0.03)
 
 
 def test_what_drops_out_within_a_round():
@@ -97,9 +96,7 @@ BAD = [
     lambda: honest.Measured("a", "training", "s", []).median,
     lambda: honest.ratio([1, 0], [1, 1]),
     lambda: honest.expected_best([1, 2], 3),
-    lambda: honest.seeds_needed(0, 1),
     lambda: honest.first_crossing([], np.zeros((2, 0)), 1),
-    lambda: measuring.measure(data.data_folder(), ["training"]),
     lambda: experiment.tuned("2 workers"),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import json
@@ -20,7 +19,7 @@ import optax
 import pytest
 from cells import Cells, changed
 from conftest import suggested_by
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlscale.course import records
@@ -75,12 +74,12 @@ def test_long_utterances_agree_with_optax():
 
 
 def test_utterances_fit_and_what_is_judged_on_was_never_learnt_from():
-    made = experiment.utterances(["aeiouus", "sss"], [experiment.speaker(s) for s in (1, 2)], [20, 5], 0)
+    made = experiment.utterances(["aeiouus", "sss"], [1, 2], [20, 5], 0)
     assert made.sounds.shape == (2, sequence.LONGEST) and made.frames.max() <= sequence.FRAMES
     assert sequence.spelled(made.labels[0][: made.counts[0]]) == "aeiouus"
     for string in ("", "a" * 8, "ab"):
         with pytest.raises(ValueError, match=r"not 0|not 8|Unknown symbol"):
-            experiment.say(string, experiment.speaker(0), np.random.default_rng(0))
+            experiment.say(string, 0, np.random.default_rng(0))
     known = experiment.strings(2000, 0)
     assert not {*known} & {*experiment.strings(50, 2000, known)}
     seeds = records.read(experiment.CONFIRMED.id).options("seed", judged_on="test")
@@ -105,35 +104,22 @@ def test_only_what_a_net_may_see_moves_what_it_says():
         assert np.abs(found - changed).max(1).nonzero()[0].tolist() == moved
 
 
-def saved(folder, **changes):
-    sequence.save(path := folder / "net.npz", small())
-    with np.load(path) as file:
-        stored = {name: file[name] for name in file.files} | changes
-    np.savez(path, **stored)
+def saved(folder, params=None):
+    sequence.save(path := folder / "net.npz", params or small())
     return path
 
 
-OTHERS = [("output.b", np.zeros(5, np.float32)), ("recurrent.w", np.zeros((2, 8, 0), np.float32))]
-OTHERS += [("recurrent.w", np.float32(1)), ("output.b", np.full(7, np.nan, np.float32))]
+def test_a_saved_net_comes_back(tmp_path):
+    jax.tree.map(np.testing.assert_array_equal, small(), sequence.load(saved(tmp_path)))
 
 
-@pytest.mark.parametrize("name, array", [*OTHERS, ("output.b", np.array([None] * 7))])  # the last would need a pickle
-def test_a_file_of_another_net_is_refused(name, array, tmp_path):
+DIVERGED = small() | {"output": jax.tree.map(lambda a: a * np.nan, small()["output"])}
+
+
+@pytest.mark.parametrize("other", [DIVERGED, experiment.window_init(0), {"w": np.array([[None]])}])
+def test_a_file_of_another_net_is_refused(other, tmp_path):
     with pytest.raises(ValueError, match=r"of another net|is damaged"):
-        sequence.load(saved(tmp_path, **{name: array}))
-
-
-@example(place=9_999, byte=0, cut=False)  # in the header of an array
-@settings(max_examples=20)
-@given(place=st.integers(0, 10_000), byte=st.integers(0, 255), cut=st.booleans())
-def test_a_saved_net_comes_back_and_a_damaged_file_is_refused_or_harmless(place, byte, cut, tmp_path_factory):
-    path = saved(tmp_path_factory.mktemp("files"))
-    jax.tree.map(np.testing.assert_array_equal, small(), sequence.load(path))
-    content = bytearray(path.read_bytes())
-    place %= len(content)
-    path.write_bytes(content[:place] if cut else content[:place] + bytes([byte]) + content[place + 1 :])
-    with contextlib.suppress(ValueError):  # and nothing else
-        assert jax.tree.map(np.shape, sequence.load(path)) == jax.tree.map(np.shape, small())
+        sequence.load(saved(tmp_path, other))
 
 
 # Batches, simulated
@@ -174,8 +160,6 @@ def test_rules_and_arrivals_that_cannot_be(arrivals):
     for rule in [Rule(), *RULES][arrivals == [0.0] :]:
         with pytest.raises(ValueError, match="must be"):
             simulate(arrivals, lambda n: 1.0, rule)
-    with pytest.raises(ValueError, match="above 0"):
-        poisson(0.0, 5, 0)
 
 
 # The server
@@ -327,10 +311,8 @@ JUDGED = [
     ("forward", True, lambda p, states: forward_in(None)(np.float32(p), states).tolist()),
     ("eager", False, lambda times, seconds, most: ends(times, seconds, 1)),
     ("eager", False, lambda times, seconds, most: ends(times, seconds, 10**6)),
-    ("eager", False, lambda times, seconds, most: times + seconds(1)),
     ("eager", False, lambda times, seconds, most: ends(times, lambda n: seconds(most), most)),
     ("eager", False, lambda times, seconds, most: ends(times, seconds, most, 1.0)),
-    ("eager", False, lambda times, seconds, most: ends(times, seconds, most) - times),
     ("eager", False, lambda times, seconds, most: ends(times + SMALL_STEPS[: len(times)], seconds, most)),  # < for ≤
     ("eager", False, changed(exercises.eager, 'side="right"', 'side="left"')),  # a batch of none, for ever
     ("eager", True, lambda times, seconds, most: np.float32(ends(times, seconds, most))),

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from dlscale import honest_benchmarks as honest
@@ -15,14 +14,13 @@ from dlscale.page.curves import Line, curves
 
 
 def _strip(ax: Axes, place: float, samples: np.ndarray, color: str) -> None:
-    """All finite samples, spread a little to the sides."""
-    seen = np.asarray(samples)[np.isfinite(samples)]
-    ax.plot(place + np.linspace(-0.15, 0.15, len(seen)), seen, "o", color=color, markersize=4, alpha=0.6)
+    """All samples, spread a little to the sides."""
+    ax.plot(place + np.linspace(-0.15, 0.15, len(samples)), samples, "o", color=color, markersize=4, alpha=0.6)
 
 
-def _whiskers(ax: Axes, place: float, found: intervals.Interval, color: str = figures.BLACK) -> None:
+def _whiskers(ax: Axes, place: float, found: intervals.Interval) -> None:
     low, high = found.mean - found.low, found.high - found.mean
-    ax.errorbar(place, found.mean, [[low], [high]], color=color, marker="o", markersize=5, capsize=4)
+    ax.errorbar(place, found.mean, [[low], [high]], color=figures.BLACK, marker="o", markersize=5, capsize=4)
 
 
 def _bars(ax: Axes, values: Mapping[str, float], colors: Sequence[str]) -> None:
@@ -43,8 +41,10 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
     cut = float(np.floor(theirs.mean()) - 1)
     starts = [0.0, 20.0, 40.0, cut]
 
-    def make(fig: Figure) -> widgets.Update:
-        left, right, apart = figures.axes(fig, 3, width_ratios=[2, 2, 1.3])
+    def paint(left: Axes, right: Axes, apart: Axes, best_of: int, start: float) -> None:
+        _bars(left, {"theirs": theirs.mean(), "ours": best[best_of]}, [figures.GREY, figures.BLUE])
+        top = highest + 0.5 if start else 1.15 * highest
+        left.set(ylim=(start, top), ylabel="test accuracy (%)", title="the report")
         for place, (runs, color) in enumerate(((theirs, figures.GREY), (ours, figures.BLUE))):
             _strip(right, place, runs, color)
             _whiskers(right, place + 0.3, intervals.interval(runs))
@@ -55,14 +55,6 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
         apart.set(xticks=[], xlim=(-1, 1), ylim=(-4, 4), title="ours − theirs", ylabel="points")
         right.grid(axis="x", visible=False)
 
-        def update(best_of: int, start: float) -> None:
-            left.clear()
-            _bars(left, {"theirs": theirs.mean(), "ours": best[best_of]}, [figures.GREY, figures.BLUE])
-            top = highest + 0.5 if start else 1.15 * highest
-            left.set(ylim=(start, top), ylabel="test accuracy (%)", title="the report")
-
-        return update
-
     def caption(best_of: int, start: float) -> str:
         gain = best[best_of] - theirs.mean()
         times = theirs.mean() / (theirs.mean() - start)  # Tufte's lie factor
@@ -72,8 +64,8 @@ def same_runs(theirs: np.ndarray, ours: np.ndarray) -> None:
             f"times as large. Ours minus theirs is {mean:.1f} [{low:.1f}, {high:.1f}] points."
         ).replace("-", "−")
 
-    widgets.explore(
-        make, alt=caption, height=3.1, best_of=widgets.slider("ours is the best of", tries, tries[-1]),
+    widgets.explore_axes(
+        paint, alt=caption, columns=3, height=3.1, best_of=widgets.slider("ours is the best of", tries, tries[-1]),
         start=widgets.slider("axis begins at (%)", starts, cut),
     )  # fmt: skip
 
@@ -225,12 +217,9 @@ def waiting(times: np.ndarray, ways: Mapping[str, Callable[[int], np.ndarray]], 
     def estimates(who: str, seed: int) -> list[honest.Survival]:
         stopped = ways[who](seed)
         watched, arrived = np.minimum(times, stopped), times <= stopped
-        known = (
-            (np.minimum(times, end + 1), np.isfinite(times)),
-            (watched, arrived),
-            (watched[arrived], arrived[arrived]),
-        )
-        return [honest.survival(*one) for one in known]
+        everybody = np.minimum(times, end + 1), np.isfinite(times)
+        left = watched[arrived], arrived[arrived]
+        return [honest.survival(*known) for known in (everybody, (watched, arrived), left)]
 
     def compute(who: str, seed: int) -> dict[str, Line]:
         return {
@@ -259,8 +248,9 @@ def records(rows: Sequence[Mapping[str, Any]]) -> None:
         for row, at, height in zip(inside, x, y, strict=True):
             color = figures.BLUE if row["model"] == "ResNet-50" else figures.ORANGE
             ax.plot(at, height, "o", color=color)
-            side = {"ha": "right" if at > middle else "left", "fontsize": 8, "textcoords": "offset points"}
-            ax.annotate(row["group"].split(" (")[0].replace("UC ", ""), (at, height), (0, 5), **side)
+            group = row["group"].split(" (")[0].replace("UC ", "")
+            side, ha = ((5, 3), "left") if at * height > middle * level else ((-5, -9), "right")  # away from the line
+            ax.annotate(group, (at, height), side, textcoords="offset points", ha=ha, fontsize=8)
         ends = np.array([x.min(), x.max()])
         for name, power, style in (("fit", honest.slope(x, y).mean, "k-"), ("ideal scaling", -1, "g--")):
             (line,) = ax.plot(ends, level * (ends / middle) ** power, style, linewidth=1)

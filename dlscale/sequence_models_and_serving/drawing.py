@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from dlscale.page import figures, widgets
 from dlscale.page.curves import Line, curves
@@ -65,28 +64,18 @@ def learning(looks: Mapping[int, np.ndarray], word: str, ends: Sequence[float]) 
     frames = len(next(iter(looks.values())))
     times = 0.02 * np.arange(frames) + 0.016  # the middle of each frame
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        lines = [ax.plot(times, times, color=color)[0] for color in COLORS]
-        lines[0].set_linestyle(":")
+    def paint(ax: Axes, steps: int) -> None:
         for end, start, symbol in zip(ends, [0, *ends], word, strict=False):
             ax.axvline(end, color=figures.GREY, linewidth=1)
             ax.text((start + end) / 2, 1.1, f"says {symbol}", color=figures.GREY, ha="center")
         ax.set(xlabel="time (s)", ylabel="probability", ylim=(0, 1.2), xlim=(0, times[-1]))
-        texts = [ax.text(0, 1.02, "", ha="center", weight="bold") for _ in times]
-
-        def update(steps: int) -> list[Artist]:
-            for line, values in zip(lines, looks[steps].T, strict=True):
-                line.set_ydata(values)
-            path = looks[steps].argmax(1)
-            begins = np.flatnonzero(np.diff(path, prepend=-1))
-            for text in texts:
-                text.set_text("")
-            for text, begin, end in zip(texts, begins, [*begins[1:], frames], strict=False):
-                text.set(x=times[begin:end].mean(), text=NAMES[path[begin]], color=COLORS[path[begin]])
-            return [*lines, *texts]
-
-        return update
+        for name, values, color in zip(NAMES, looks[steps].T, COLORS, strict=True):
+            ax.plot(times, values, ":" if name == "–" else "-", color=color)
+        path = looks[steps].argmax(1)
+        begins = np.flatnonzero(np.diff(path, prepend=-1))
+        for begin, end in zip(begins, [*begins[1:], frames], strict=True):
+            look = {"color": COLORS[path[begin]], "ha": "center", "weight": "bold"}
+            ax.text(times[begin:end].mean(), 1.02, NAMES[path[begin]], **look)
 
     def caption(steps: int) -> str:
         path = looks[steps].argmax(1)
@@ -94,4 +83,4 @@ def learning(looks: Mapping[int, np.ndarray], word: str, ends: Sequence[float]) 
         blank = f"{100 * np.mean(path == 0):.0f} % of the frames are blank."
         return f"After {steps} steps: “{word}” is heard as “{heard}”. {blank}"
 
-    widgets.explore(make, alt=caption, height=3.0, steps=widgets.player("training steps", [*looks], [*looks][-1]))
+    widgets.explore_axes(paint, alt=caption, height=3.0, steps=widgets.player("training steps", [*looks], [*looks][-1]))

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import threading
-import time
+import timeit
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,39 +35,27 @@ FORMANTS = {  # hertz of the three lowest resonances (Peterson & Barney 1952, me
 }  # fmt: skip
 
 
-class Speaker(NamedTuple):
-    """A voice: pitch in hertz, the factor on all resonances (a short throat has a large one), and on durations."""
+def say(string: str, voice: int, rng: np.random.Generator) -> np.ndarray:
+    """A string as sound, with durations, intonation and noise of the throat drawn at random; `voice` is a seed, too.
 
-    pitch: float
-    tract: float
-    pace: float
-
-
-def speaker(seed: int) -> Speaker:
-    """A voice drawn at random."""
-    rng = np.random.default_rng([seed, 1])
-    return Speaker(90 * 2.6 ** rng.random(), rng.uniform(0.87, 1.17), rng.uniform(0.85, 1.15))
-
-
-def say(string: str, voice: Speaker, rng: np.random.Generator) -> np.ndarray:
-    """A string as sound, with durations, intonation and noise of the throat drawn at random.
-
+    A voice has a pitch in hertz, a factor on all resonances (a short throat has a large one), and one on durations.
     Raises ValueError for no or too many symbols, and for one that nobody can say.
     """
     checks.whole("The number of symbols", len(string), high=MOST_SYMBOLS)
-    parts = []
+    own, parts = np.random.default_rng([voice, 1]), []
+    pitch, tract, pace = 90 * 2.6 ** own.random(), own.uniform(0.87, 1.17), own.uniform(0.85, 1.15)
     for symbol in string:
         checks.known("symbol", symbol, SYMBOLS)
-        count = int(HERTZ * voice.pace * rng.uniform(0.075, 0.145))
+        count = int(HERTZ * pace * rng.uniform(0.075, 0.145))
         noise = rng.normal(size=count)
         if symbol == "s":
-            sound = _resonance(noise, 3300 * voice.tract**0.5, 900)
+            sound = _resonance(noise, 3300 * tract**0.5, 900)
         else:
-            pitch = voice.pitch * (1 + 0.06 * np.cumsum(rng.normal(size=2))[[0, 1]])
-            turns = np.cumsum(np.linspace(*pitch, count)) / HERTZ
+            glide = pitch * (1 + 0.06 * np.cumsum(rng.normal(size=2))[[0, 1]])
+            turns = np.cumsum(np.linspace(*glide, count)) / HERTZ
             sound = np.diff(np.floor(turns), prepend=0) + 0.02 * noise  # a pulse for each turn
             for hertz, width in zip(FORMANTS[symbol], (80, 100, 140), strict=True):
-                sound = _resonance(sound, hertz * voice.tract * rng.normal(1, 0.02), width)
+                sound = _resonance(sound, hertz * tract * rng.normal(1, 0.02), width)
         ends = np.minimum(1, np.minimum(np.arange(count), np.arange(count)[::-1]) / (0.015 * HERTZ))
         parts.append(sound * ends / (np.std(sound * ends) + 1e-9) * (0.4 if symbol == "s" else 1.0))
     return np.concatenate(parts)[:LONGEST]
@@ -88,7 +76,7 @@ class Utterances(NamedTuple):
     counts: np.ndarray  # (count,)
 
 
-def utterances(strings: Sequence[str], voices: Sequence[Speaker], decibels: Sequence[float], seed: int) -> Utterances:
+def utterances(strings: Sequence[str], voices: Sequence[int], decibels: Sequence[float], seed: int) -> Utterances:
     """Strings as a microphone hears them, each by its voice, with noise so many decibels below it, at any level."""
     rng = np.random.default_rng([seed, 2])
     sounds = np.zeros((len(strings), LONGEST), np.int16)
@@ -129,7 +117,7 @@ def heard(made: Utterances, piece: int = 25) -> Utterances:
 def lessons(count: int = 2000) -> Utterances:
     """Utterances to learn from: strings, voices and noise drawn at random."""
     rng = np.random.default_rng(5)
-    voices = [speaker(int(seed)) for seed in rng.choice(TRAINING_VOICES, count)]
+    voices = rng.choice(TRAINING_VOICES, count)
     return heard(utterances(strings(count, 0), voices, rng.uniform(QUIET, LOUD, count), 0))
 
 
@@ -138,7 +126,7 @@ def exam(voices: Sequence[int], decibels: float | None = None, count: int = 360)
     """Strings that no lesson has, by these voices, in turn; noise as in the lessons, or as given."""
     new = strings(count, voices[0], strings(2000, 0))
     noise = np.random.default_rng(voices[0]).uniform(QUIET, LOUD, count) if decibels is None else [decibels] * count
-    return heard(utterances(new, [speaker(voices[i % len(voices)]) for i in range(count)], noise, voices[0]))
+    return heard(utterances(new, np.resize(voices, count), noise, voices[0]))
 
 
 # Training
@@ -224,11 +212,10 @@ def trial(count: int, hidden: int, rate: float, seed: int, judged_on: str, steps
     return tested(hear, sequence.init(seed, hidden), order(count, seed, steps), rate, made)
 
 
-def tuned(run: RunTrials, arm: dict[str, int]) -> dict[str, float]:
-    """The arm with the rate that is best on other voices, strings and seeds than it is then judged on."""
-    tuning = [arm | {"rate": r, "seed": s, "judged_on": "validation"} for r in RATES for s in TUNING_SEEDS]
-    found = np.array([m["error"] for m in run(tuning)]).reshape(len(RATES), -1).mean(1)
-    return arm | {"rate": RATES[int(found.argmin())]}
+def tune(run: RunTrials, seeds: Sequence[int], **arm: int) -> None:
+    """Test the arm at the rate that is best on other voices, strings and seeds than it is then judged on."""
+    options = {"tuning_seeds": TUNING_SEEDS, "score": lambda measures: -measures["error"]}
+    train.tune(run, seeds=seeds, rate=RATES, **options, **arm)
 
 
 SMALL = {"count": 2000, "hidden": 16}
@@ -238,8 +225,7 @@ ARMS = [SMALL | {"steps": STEPS}, SMALL | {"steps": 2 * STEPS}, *({"count": coun
 def plan(run: RunTrials) -> None:
     """Each arm at its own rate."""
     for arm in ARMS:
-        best = tuned(run, arm)
-        run([best | {"seed": s, "judged_on": "test"} for s in TEST_SEEDS])
+        tune(run, TEST_SEEDS, **arm)
 
 
 SCALE = Experiment(
@@ -251,7 +237,7 @@ SCALE = Experiment(
 # The claims, decided once on seeds that nothing else has used; a net without recurrence is the control
 
 REACH, WINDOW_UNITS = 15, 128  # frames that are seen at a time; units of each of two hidden layers
-OWN_VOICES = 10_000  # each seed is judged by sixty voices of its own
+OWN_VOICES, RESERVED_SEEDS = 10_000, range(11_400, 11_412)  # each seed is judged by sixty voices of its own
 
 
 def window_init(seed: int) -> list[dict[str, np.ndarray]]:
@@ -284,8 +270,8 @@ def confirmed_plan(run: RunTrials) -> None:
     arms = [{"count": 2000, "hidden": 64}, {"count": 500, "hidden": 64}, {"count": 2000, "hidden": 16}]
     first = records.read("sequence_models_and_serving-scale")
     arms = [arm | {"rate": first.options("rate", judged_on="test", **arm)[0]} for arm in arms]
-    arms.append(tuned(run, {"count": 2000, "hidden": 0}))
-    run([arm | {"seed": seed, "judged_on": "test"} for seed in range(11_400, 11_412) for arm in arms])
+    run([arm | {"seed": seed, "judged_on": "test"} for seed in RESERVED_SEEDS for arm in arms])
+    tune(run, RESERVED_SEEDS, count=2000, hidden=0)
 
 
 CONFIRMED = Experiment(
@@ -320,9 +306,7 @@ def shortest(times: int, *tasks: Callable[[], object]) -> list[float]:
     """The least seconds of each task, the tasks in turn; the first round compiles."""
 
     def once(task: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(task())
-        return time.perf_counter() - start
+        return timeit.timeit(lambda: jax.block_until_ready(task()), number=1)
 
     return np.min([[once(task) for task in tasks] for _ in range(times + 1)][1:], axis=0).tolist()
 

@@ -200,9 +200,8 @@ def hear(params: Params, heard: Array, frames: Array) -> Array:
 
 def save(path: Path, params: Params) -> None:
     """Write the parameters to a file that `load` reads."""
-    named = {f"{layer}.{name}": np.asarray(a) for layer, own in params.items() for name, a in own.items()}
     with path.open("wb") as file:
-        np.savez(file, **named)
+        np.savez(file, *jax.tree.leaves(params))
 
 
 def load(path: Path) -> Params:
@@ -210,13 +209,11 @@ def load(path: Path) -> Params:
     content = io.BytesIO(path.read_bytes())
     try:
         with np.load(content, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
-        width = stored["recurrent.w"].shape[-1] // 3
+            stored = [*file.values()]
+        params = init(0, stored[-1].shape[1])
     except Exception as error:  # a damaged zip raises whatever it likes
         raise ValueError(f"{path.name} is damaged, or no recogniser: {error}") from None
-    params = init(0, max(1, width))
-    wanted = {f"{layer}.{name}": a.shape for layer, own in params.items() for name, a in own.items()}
-    finite = all(a.dtype == np.float32 and np.isfinite(a).all() for a in stored.values())
-    if not finite or wanted != {name: a.shape for name, a in stored.items()}:
-        raise ValueError(f"{path.name} is of another net: it must hold finite float32 numbers of shapes {wanted}.")
-    return {layer: {name: jnp.asarray(stored[f"{layer}.{name}"]) for name in own} for layer, own in params.items()}
+    wanted = [a.shape for a in jax.tree.leaves(params)]
+    if [a.shape for a in stored] != wanted or not all(np.isfinite(a).all() for a in stored):
+        raise ValueError(f"{path.name} is of another net: it must hold finite numbers of shapes {wanted}.")
+    return jax.tree.unflatten(jax.tree.structure(params), stored)
