@@ -14,18 +14,6 @@ from dlscale import sgd
 from dlscale.sgd import exercises
 
 
-def test_each_method_walks_as_it_does_alone():
-    found, loss = sgd.race("Beale's valley", np.array([0.01, 0.1]), (1.0, 1.5)), sgd.LANDSCAPES["Beale's valley"].loss
-    for name, (weights, losses) in found.items():
-        optimizer, w = sgd.METHODS[name](0.01), jnp.array([1.0, 1.5])
-        state = optimizer.init(w)
-        for t in range(3):
-            np.testing.assert_allclose(weights[0, t], w, rtol=1e-4, err_msg=name)
-            np.testing.assert_allclose(losses[0, t], loss(w), rtol=1e-4)
-            updates, state = optimizer.update(jax.grad(loss)(w), state, w)
-            w = optax.apply_updates(w, updates)
-
-
 def test_rotation_turns_the_paths_of_plain_methods_only():
     rotation = np.array([[1, 1], [-1, 1]]) / 2**0.5
     start, rate = tuple(np.array(sgd.LANDSCAPES["ravine"].start) @ rotation), np.array([0.1, 0.1])

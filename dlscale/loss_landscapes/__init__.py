@@ -76,11 +76,9 @@ def pca_plane(trajectory: Tree) -> PCAPlane:
     """The plane of the two principal components of a path of parameters (Li et al. 2018, §7).
 
     `trajectory` has the structure of the parameters, each array with the path's points along a new first axis.
-    Raises ValueError for fewer than three points, for numbers that are not finite and for a path along a line.
+    Raises ValueError for numbers that are not finite, and for a path along a line, such as one of two points.
     """
     arrays = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(_float_arrays(trajectory))]
-    if len({array.shape[:1] for array in arrays}) > 1 or arrays[0].shape[:1] < (3,):
-        raise ValueError(f"A plane needs three points or more in every array, not {[a.shape for a in arrays[:4]]}.")
     points = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
     if not np.isfinite(points).all():
         raise ValueError("The trajectory is not finite. Leave out what comes after training diverged.")
@@ -283,14 +281,9 @@ def _float_arrays(params: Tree) -> Tree:
 
 
 def _same_structure(params: Tree, direction: Tree) -> None:
-    wanted, given = (
-        {jax.tree_util.keystr(path) or "the top": jnp.shape(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
-        for tree in (_float_arrays(params), direction)
-    )
+    wanted, given = (jax.tree.map(jnp.shape, tree) for tree in (_float_arrays(params), direction))
     if wanted != given:
-        name = min(name for name, _ in wanted.items() ^ given.items())
-        what = f"at {name} it has {given.get(name, 'nothing')}, they have {wanted.get(name, 'nothing')}"
-        raise ValueError(f"The direction has another structure than the parameters: {what}. Use `random_direction`.")
+        raise ValueError(f"The direction has the shapes {given}, but the parameters {wanted}. Use `random_direction`.")
 
 
 def _finite(result: Any) -> Any:

@@ -16,7 +16,6 @@ AXES = {
     "top": ("largest eigenvalue (sharpness)", (0.5, 1, 2, 4, 8)),
     "accuracy": ("test accuracy (%)", ()),
 }
-LONG = {"plain": "plain", "norm": "normalisation", "skip": "skip connections", "skip and norm": "both"}
 
 
 def opening(along: np.ndarray, surfaces: Mapping[str, np.ndarray]) -> None:
@@ -125,8 +124,8 @@ def ritz(found: Mapping[int, np.ndarray], exact: np.ndarray, start: int) -> None
         ax.set(xlabel="eigenvalue", xlim=1.05 * exact[[0, -1]], ylim=(0, 1.1), yticks=[])
 
     def caption(steps: int) -> str:
-        said = f"After {steps} products the largest value found is {found[steps][-1]:.4g}, found "
-        return f"{said}{1 + copies(found[steps])[-1]} ×; the largest eigenvalue is {exact[-1]:.4g}."
+        largest = f"{found[steps][-1]:.4g}; the largest eigenvalue is {exact[-1]:.4g}"
+        return f"After {steps} products the largest value found is {largest}."
 
     widgets.explore_axes(paint, alt=caption, height=2.3, steps=widgets.slider("products", [*found], start))
 
@@ -142,12 +141,12 @@ def rises(record: Record) -> None:
         values = np.array([record.values("rise", variant=name, rate=rate) for rate in rates])
         ax.plot(np.repeat(rates, values.shape[1]), values.ravel(), "_", color=color, alpha=0.5)
         (lines[name],) = ax.plot(rates, np.nanmedian(values, axis=1), color=color)
-        figures.name(ax, lines[name], LONG[name])
+        figures.name(ax, lines[name], name)
     ax.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="rise of the loss at distance 0.25")
     ax.set_xticks(rates, [f"1/{1 / rate:.0f}" for rate in rates])
     ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
     ax.minorticks_off()
-    said = (f"{LONG[name]} {np.exp(np.log(line.get_ydata()).mean()):.2g}" for name, line in lines.items())
+    said = (f"{name} {np.exp(np.log(line.get_ydata()).mean()):.2g}" for name, line in lines.items())
     figures.show(
         figure, f"A mark for each of 16 seeds, lines at the medians. Geometric mean over the rates: {', '.join(said)}."
     )
@@ -240,23 +239,3 @@ def spectrum(spectra: Mapping[int, Spectrum], losses: np.ndarray) -> None:
         )
 
     widgets.explore_axes(paint, alt=caption, height=3, epoch=widgets.slider("epoch", list(spectra), 2))
-
-
-def attack(signals: Mapping[float, np.ndarray], accuracies: Mapping[str, Mapping[float, float]]) -> None:
-    """Explore FGSM by ε: an attacked signal, and the test accuracy (%) of each network."""
-
-    def paint(left: Axes, right: Axes, epsilon: float) -> None:
-        left.plot(signals[0.0], color=figures.GREY, linewidth=4, alpha=0.5)
-        left.plot(signals[epsilon], color=figures.RED)
-        left.set(xlabel="position", ylabel="value", ylim=(-4, 5), title="grey: original, red: attacked")
-        for (name, values), color in zip(accuracies.items(), (figures.BLUE, figures.ORANGE), strict=True):
-            figures.name(right, *right.plot([*values], [*values.values()], color=color), name)
-            right.plot(epsilon, values[epsilon], "o", color=color)
-        right.set(xlabel="strength ε of the attack", ylabel="test accuracy (%)", ylim=(0, 60))
-
-    def caption(epsilon: float) -> str:
-        said = (f"{values[epsilon]:.1f} % ({name})" for name, values in accuracies.items())
-        return f"Recognised at ε = {epsilon:g}: {' and '.join(said)} of the test signals."
-
-    epsilon = widgets.slider("ε", [*signals], 0.2)
-    widgets.explore_axes(paint, columns=2, alt=caption, height=3, epsilon=epsilon)

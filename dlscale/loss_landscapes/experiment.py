@@ -129,13 +129,6 @@ def deep_loss(params: list[Array], x: Array, y: Array, skip: bool, norm: bool) -
 _deep_labels = jax.jit(lambda *given: deep_scores(*given).argmax(1))
 
 
-def deep_trained(variant: str, rate: float, seed: int) -> tuple[int, list[np.ndarray], float]:
-    """Steps, parameters and loss: momentum on gradients of length 1 at most, without which no rate suits all."""
-    given = *digits()[0], *VARIANTS[variant]
-    batches = minibatches(seed, DEEP_STEPS, 50, 500)
-    return to_loss(deep_loss, deep_start(seed), batches, given, DEEP_TARGET, rate, momentum=0.9, longest=1.0)
-
-
 def rise(loss: Loss, params: Tree, given: tuple, distance: float = 0.25, normalize: str | None = "filter") -> float:
     """How far the loss rises at this distance: the mean over four random directions and both ways."""
     places = np.array([-distance, 0, distance])
@@ -145,13 +138,18 @@ def rise(loss: Loss, params: Tree, given: tuple, distance: float = 0.25, normali
 
 
 def deep_trial(variant: str, rate: float, seed: int) -> dict[str, float]:
-    """Where training ended, and how far the loss rises around it; NaN where the run never reached the loss."""
-    steps, params, final = deep_trained(variant, rate, seed)
+    """Where training ended, and how far the loss rises around it; NaN where the run never reached the loss.
+
+    Momentum is on gradients of length 1 at most, without which no rate suits all.
+    """
+    training, (x, y) = digits()
+    given, batches = (*training, *VARIANTS[variant]), minibatches(seed, DEEP_STEPS, 50, 500)
+    recipe = {"target": DEEP_TARGET, "learning_rate": rate, "momentum": 0.9, "longest": 1.0}
+    steps, params, final = to_loss(deep_loss, deep_start(seed), batches, given, **recipe)
     measures = {"steps": steps, "loss": final, "accuracy": math.nan, "rise": math.nan}
     if final <= DEEP_TARGET:
-        training, (x, y) = digits()
         measures["accuracy"] = float(100 * (np.asarray(_deep_labels(params, x, *VARIANTS[variant])) == y).mean())
-        measures["rise"] = rise(deep_loss, params, (*training, *VARIANTS[variant]))
+        measures["rise"] = rise(deep_loss, params, given)
     return measures
 
 
@@ -220,27 +218,24 @@ def accuracy(task: str, params: Tree, x: Array, y: Array) -> float:
     return float(100 * (np.asarray(NETS[task].apply(params, x)).argmax(1) == y).mean())
 
 
-def attacked(task: str, params: Tree, x: Array, y: Array, strength: float) -> Array:
-    """The inputs, each number moved by this strength in the direction that raises the loss (FGSM)."""
-    return x + strength * jnp.sign(_input_gradient(task, params, x, y))
-
-
 @functools.partial(jax.jit, static_argnums=0)
-def _input_gradient(task: str, params: Tree, x: Array, y: Array) -> Array:
-    return jax.grad(mean_loss(task), argnums=1)(params, x, y)
+def _attack(task: str, params: Tree, x: Array, y: Array) -> Array:
+    """The direction of each input number that raises the loss (FGSM)."""
+    return jnp.sign(jax.grad(mean_loss(task), argnums=1)(params, x, y))
 
 
 def minima_trial(task: str, batch: int, rate: float, seed: int) -> dict[str, float]:
     """Where training ended, how sharp it is there, and how the network does on other inputs."""
     steps, params, final = trained(task, batch, rate, seed)
     training, test = examples(task)
-    worst = [accuracy(task, params, attacked(task, params, *test, e), test[1]) for e in STRENGTHS]
-    signs = np.random.default_rng(0).choice([-1, 1], test[0].shape)
-    noisy = [accuracy(task, params, np.float32(test[0] + e * signs), test[1]) for e in STRENGTHS]
+    signs = {"attacked": _attack(task, params, *test), "noise": np.random.default_rng(0).choice([-1, 1], test[0].shape)}
+    found = {
+        name: np.mean([accuracy(task, params, np.float32(test[0] + e * sign), test[1]) for e in STRENGTHS])
+        for name, sign in signs.items()
+    }
     top = loss_landscapes.hessian_eigenvalues(mean_loss(task), params, 1, jax.random.key(0), training)[0]
-    clean = accuracy(task, params, *test)
-    found = {"top": top, "accuracy": clean, "attacked": np.mean(worst), "noise": np.mean(noisy)}
-    return {"steps": steps, "loss": final} | {name: float(value) for name, value in found.items()}
+    found |= {"top": top, "accuracy": accuracy(task, params, *test), "steps": steps, "loss": final}
+    return {name: float(value) for name, value in found.items()}
 
 
 def minima_plan(run: RunTrials) -> None:

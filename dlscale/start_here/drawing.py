@@ -14,10 +14,6 @@ from dlscale.page import figures, widgets
 EXAMPLES, SHARE = 3000, 15  # of the training set, of a machine in each step
 
 
-def named(machines: int) -> str:
-    return f"{machines} machine{'s' * (machines > 1)}"
-
-
 def promise() -> None:
     """The time of an hour's training, if it could be shared without loss."""
     times = ["1 hour ", " 6 minutes", " 36 seconds", " less than 4 seconds?"]
@@ -45,7 +41,7 @@ def steps() -> None:
 
     def caption(machines: int) -> str:
         size = SHARE * machines
-        return f"{named(machines)}: a step uses {size:,} examples, so one pass takes {EXAMPLES // size} steps."
+        return f"{machines} machines: a step uses {size:,} examples, so one pass takes {EXAMPLES // size} steps."
 
     machines = widgets.slider("machines", [2, 5, 10, 40, 50, 100], 10)
     widgets.explore_axes(paint, alt=caption, height=1.7, machines=machines)
@@ -76,15 +72,15 @@ def equal_passes(curves: Mapping[int, np.ndarray], most: Mapping[int, int], end:
         tested, mean = passes[machines][: shown[machines].shape[1]], shown[machines].mean(0)
         ax.plot(tested, shown[machines].T, color=figures.RED, linewidth=0.7, alpha=0.6)
         ax.plot(tested, mean, "o-", color=figures.RED, markersize=4)
-        ax.text(end + 0.15, min(mean[-1], end_of_one - 3.5), named(machines), color=figures.RED, va="center")
+        ax.text(end + 0.15, min(mean[-1], end_of_one - 3.5), f"{machines} machines", color=figures.RED, va="center")
         ax.set(xlim=(0, end * 1.24), ylim=(0, 65), xlabel="passes through the data", ylabel="test accuracy (%)")
         ax.set_xticks(range(0, end + 1, 2))
 
     def caption(machines: int) -> str:
         one, many = (shown[n][:, -1].mean() for n in (1, machines))
-        size = SHARE * machines
+        steps = EXAMPLES * end // (SHARE * machines)
         return (
-            f"{named(machines)}, {EXAMPLES * end // size} steps in {end} passes: test accuracy {many:.1f} %, against "
+            f"{machines} machines, {steps} steps in {end} passes: test accuracy {many:.1f} %, against "
             f"{one:.1f} % with one machine. Means of five runs; thin: each run; grey band: 95 % interval of the mean."
         )
 
@@ -159,7 +155,7 @@ def efficiency(record: Record) -> None:
 
     def caption(target: int) -> str:
         times = dict(zip(record.options("machines"), found[target].mean(0), strict=True))
-        said = "; ".join(f"{named(n)} {times[n]:.1f} times faster" for n in (5, 20, 50, 200))
+        said = "; ".join(f"{n} machines {times[n]:.1f} times faster" for n in (5, 20, 50, 200))
         return f"To {target} % test accuracy: {said}. Bars: 95 % interval over 28 seeds."
 
     target = widgets.slider("target (%)", start_here.TARGETS, 50)

@@ -6,11 +6,6 @@ import numpy as np
 
 from dlscale.course.exercises import Exercise, compare
 
-
-def _steps(answer: Any) -> str | None:
-    return compare("The list of three numbers of steps", answer, [200, 10, 1])
-
-
 steps = Exercise(
     id="start_here-steps",
     answer="steps",
@@ -20,7 +15,7 @@ steps = Exercise(
         "With one machine a step uses 15 examples, so a pass takes 3,000 / 15 steps.",
     ),
     code="steps = [3000 // (15 * n) for n in (1, 20, 200)]",
-    wrong=_steps,
+    wrong=lambda answer: compare("The list of three numbers of steps", answer, [200, 10, 1]),
     right="more machines make fewer steps, and with 200 a pass is a single one.",
 )
 
