@@ -32,7 +32,7 @@ OWN = {"Downpour": "server", "elastic": "server", "averaging": "all", "gossip": 
 POLICIES = SHARED | OWN
 
 LOSS = training.LOSSES["cross_entropy"]
-FEWEST_VERSIONS = FEWEST_MATRICES = 64  # kept at least: timelines with few of them share a compiled program
+FEWEST_VERSIONS = FEWEST_MATRICES = 128  # kept at least: timelines with few of them share a compiled program
 
 
 class Wire(NamedTuple):
@@ -96,15 +96,11 @@ def timeline(
     - "ensemble": never.
 
     A single worker exchanges nothing. Raises ValueError for a policy that would wait for ever: an infinite time is that
-    of a worker that is dead; for times below zero, and a bound below zero.
+    of a worker that is dead; and for a bound below zero.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
     times = np.asarray(times, float)
     times = times[:, None] if times.ndim == 1 else times
-    if times.ndim != 2 or not times.size:
-        raise ValueError(f"times must be (workers,) or (workers, steps) seconds, not of shape {times.shape}.")
-    if np.isnan(times).any() or (times < 0).any():
-        raise ValueError("times must be seconds of at least 0; an infinite one is that of a dead worker.")
     workers = len(times)
     checks.whole("bound", bound, low=0)
     push = every if push is None or policy != "Downpour" else push
@@ -112,9 +108,8 @@ def timeline(
         checks.whole(name, number)
     if policy in SHARED and every > 1:
         raise ValueError(f"{policy!r} exchanges after every gradient: leave out every={every}.")
-    for name, seconds in zip(wire._fields, wire, strict=True):
-        checks.finite(name, seconds)
     slots = 2 * workers + 1 if policy == "Downpour" else workers + 1
+    turns = max((workers - 1).bit_length(), 1)  # of gossip
     numbers = {np.eye(slots).tobytes(): 0}  # of each mixing matrix
 
     def may_start(worker: int) -> bool:
@@ -142,7 +137,7 @@ def timeline(
         update = policy != "synchronous" or workers == 1 or together
         mixing = 0
         if policy in OWN and meets and (exchange != "all" or together):
-            matrix = _mixed(policy, workers, slots, i, done[i], pushes, fetches)
+            matrix = _mixed(policy, workers, slots, i, (done[i] - 1) % turns, pushes, fetches)
             mixing = numbers.setdefault(matrix.tobytes(), len(numbers))
         rows.append((i, begun[i], finish, now, seen[i], updates, updates - seen[i] - own[i], update, mixing))
         updates += update
@@ -163,13 +158,14 @@ def timeline(
     return Timeline(policy, workers, *columns, matrices, judged.astype(np.float32))
 
 
-def _mixed(policy: str, workers: int, slots: int, i: int, step: int, pushes: bool, fetches: bool) -> np.ndarray:
+@functools.cache
+def _mixed(policy: str, workers: int, slots: int, i: int, turn: int, pushes: bool, fetches: bool) -> np.ndarray:
     """The matrix that mixes the slots after a worker's step: workers, a server, and what each has already pushed."""
     new, old, centre, a = np.eye(slots), np.eye(slots), workers, 0.9 / workers
     if policy == "averaging":
         new[:centre] = old[:centre].mean(0)
     elif policy == "gossip":
-        j = (i + 2 ** ((step - 1) % (workers - 1).bit_length())) % workers
+        j = (i + 2**turn) % workers
         new[[i, j]] = (old[i] + old[j]) / 2
     elif policy == "elastic":
         new[i] += a * (old[centre] - old[i])
@@ -225,10 +221,8 @@ def train(
         slots = np.repeat(first[:1], len(timeline.judged), 0)
         slots[: len(first)] = first
         parts = np.eye(*slots.shape[:1], dtype=np.float32)[: len(first)] if ensemble else timeline.judged[None]
-        step, given = _own(model, timeline.policy == "gossip"), (rate, timeline.matrices, parts)
+        step, given = _own(model), (rate, timeline.matrices, parts, timeline.policy == "gossip")
         state = (np.zeros((len(parts), first.shape[1]), np.float32), slots[timeline.worker[0]], slots, slots.copy())
-    kinds = {"share": np.float32, "kept": np.float32, "update": bool}
-    events = {name: np.asarray(a, kinds.get(name, np.int32)) for name, a in events.items()}
     look = lambda state: _test(model, state[0] / averaged, *tests)  # noqa: E731
     given = (*given, *examples)
     state, noted, looks = training.run(step, state, events, *given, look=look, every=every, progress=False)
@@ -248,8 +242,8 @@ def _orders(seed: Array, count: int, epochs: int) -> Array:
 def _draw(model: Model, seed: Array, count: int) -> Array:
     """(count, numbers) initial weights; the first are those of `train.fit`."""
     key = jax.random.fold_in(jax.random.key(seed), 0)
-    keys = [key, *(jax.random.fold_in(key, number) for number in range(1, count))]
-    return jnp.stack([ravel_pytree(model.init(key))[0] for key in keys])
+    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(count)).at[0].set(key)
+    return jax.vmap(lambda key: ravel_pytree(model.init(key))[0])(keys)
 
 
 @functools.cache
@@ -294,21 +288,22 @@ def _shared(model: Model) -> Callable[..., tuple]:
 
 
 @functools.cache
-def _own(model: Model, in_between: bool) -> Callable[..., tuple]:
-    """A gradient where each has weights of its own; with `in_between`, others change them while it is computed."""
+def _own(model: Model) -> Callable[..., tuple]:
+    """A gradient where each has weights of its own; if `in_between`, others change them while it is computed."""
     gradient = _gradient(model)
 
     def step(
-        state: tuple, event: dict[str, Array], rate: Array, matrices: Array, parts: Array, x: Array, y: Array
-    ) -> tuple:
+        state: tuple, event: dict[str, Array], rate: Array, matrices: Array, parts: Array, in_between: Array, x: Array,
+        y: Array,
+    ) -> tuple:  # fmt: skip
         summed, old, slots, read = state
         i, mixing = event["worker"], event["mixing"]
         noted, found = gradient(old, x[event["rows"]], y[event["rows"]])
         slots = slots.at[i].add(-rate * found)
         slots = lax.cond(mixing > 0, lambda: matrices[mixing] @ slots, lambda: slots)
-        read = read.at[i].set(slots[i]) if in_between else read
+        read = jnp.where(in_between, read.at[i].set(slots[i]), slots)
         summed = event["kept"] * summed + parts @ slots
-        return (summed, (read if in_between else slots)[event["next"]], slots, read), noted
+        return (summed, read[event["next"]], slots, read), noted
 
     return step
 

@@ -1,6 +1,7 @@
 """Figures and explorers of 10_consistency and its further notebook: a line in the notebook calls each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -64,11 +65,10 @@ def clocks(clock: Callable[..., Timeline], policies: Sequence[str], span: float)
 
     def caption(policy: str, workers: int, slowest: float, bound: int) -> str:
         order = clock(policy, workers, slowest, bound)
-        unseen = order.unseen[order.finish <= span]
         limit = f" with bound {bound}" * (policy == "stale-synchronous")
         return (
             f"{policy.capitalize()}{limit}, {workers} workers, the last {slowest:g} times slower: "
-            f"{_counted(order, span)}; on average {unseen.mean():.1f} gradients are missing."
+            f"{_counted(order, span)}; on average {order.unseen[order.finish <= span].mean():.1f} missing gradients."
         )
 
     widgets.explore_axes(
@@ -82,24 +82,31 @@ def clocks(clock: Callable[..., Timeline], policies: Sequence[str], span: float)
 # Section 2
 
 
+def _beside_first(
+    lines: Mapping[tuple[int, float], curves.Line], names: Sequence[str], caption: Callable[[int, float], str],
+    axis: Mapping[str, Any], corner: tuple[float, float], number: str, start: tuple[int, float],
+) -> None:  # fmt: skip
+    """Explore a line by number and learning rate (red), beside the line of the first number (grey)."""
+    numbers, rates = (list(dict.fromkeys(values)) for values in zip(*lines, strict=True))
+    curves.curves(
+        {names[0]: (figures.RED, "-"), names[1]: (figures.GREY, "-")},
+        lambda number, rate: {names[0]: lines[number, rate], names[1]: lines[numbers[0], rate]},
+        caption, axis, corner, height=3.0, number=widgets.slider(number, numbers, start[0]),
+        rate=widgets.slider("learning rate", rates, start[1]),
+    )  # fmt: skip
+
+
 def descent(paths: Mapping[tuple[int, float], np.ndarray]) -> None:
     """Explore descent on a parabola with stale gradients: w after each step, by staleness and learning rate."""
-    ages, rates = (list(dict.fromkeys(values)) for values in zip(*paths, strict=True))
-    steps = np.arange(len(paths[0, rates[0]]))
+    lines = {key: (range(len(path)), np.clip(path, -9, 9)) for key, path in paths.items()}
 
-    def caption(age: int, rate: float) -> str:
-        early, late = (np.abs(part).max() for part in np.array_split(paths[age, rate][len(steps) // 5 :], 2))
+    def caption(number: int, rate: float) -> str:
+        early, late = (np.abs(part).max() for part in np.array_split(paths[number, rate][40:], 2))
         how = "grows without end" if late > 1.05 * early else "shrinks" if late < 0.95 * early else "oscillates"
-        return f"Staleness {age}, rate {rate:g}, their product {age * rate:.2f}: w {how}."
+        return f"Staleness {number}, rate {rate:g}, their product {number * rate:.2f}: w {how}."
 
-    curves.curves(
-        {"stale gradients": (figures.RED, "-"), "fresh gradients": (figures.GREY, "-")},
-        lambda age, rate: {
-            "stale gradients": (steps, np.clip(paths[age, rate], -9, 9)), "fresh gradients": (steps, paths[0, rate]),
-        },
-        caption, {"xlim": (0, steps[-1]), "ylim": (-3, 3), "xlabel": "step", "ylabel": "w (best: 0)"}, height=2.8,
-        age=widgets.slider("staleness", ages, 8), rate=widgets.slider("learning rate", rates, 0.2),
-    )  # fmt: skip
+    axis = {"xlim": (0, 200), "ylim": (-3, 3), "xlabel": "step", "ylabel": "w (best: 0)"}
+    _beside_first(lines, ["stale gradients", "fresh gradients"], caption, axis, (0.02, 0.97), "staleness", (8, 0.2))
 
 
 def smooth(losses: np.ndarray, window: int = 100) -> np.ndarray:
@@ -110,57 +117,40 @@ def smooth(losses: np.ndarray, window: int = 100) -> np.ndarray:
 
 def crowd_losses(runs: Mapping[tuple[int, float], tuple[np.ndarray, float]]) -> None:
     """Explore training with a crowd: the loss of each gradient and the test accuracy (%), by workers and rate."""
-    numbers, rates = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
-    steps = np.arange(100, len(runs[1, rates[0]][0]) + 1)
+    lines = {key: (range(100, len(losses) + 1), smooth(losses)) for key, (losses, _) in runs.items()}
 
-    def compute(workers: int, rate: float) -> dict[str, curves.Line]:
-        return {name: (steps, smooth(runs[k, rate][0])) for name, k in (("the crowd", workers), ("one worker", 1))}
-
-    def caption(workers: int, rate: float) -> str:
+    def caption(number: int, rate: float) -> str:
         return (
-            f"{workers} asynchronous workers at rate {rate:g}: test accuracy {runs[workers, rate][1]:.0f} %; "
-            f"one worker {runs[1, rate][1]:.0f} %. Staleness times rate is {(workers - 1) * rate:.1f}."
+            f"{number} asynchronous workers at rate {rate:g}: test accuracy {runs[number, rate][1]:.0f} %; "
+            f"one worker {runs[1, rate][1]:.0f} %. Staleness times rate is {(number - 1) * rate:.1f}."
         )
 
-    curves.curves(
-        {"the crowd": (figures.RED, "-"), "one worker": (figures.GREY, "-")}, compute, caption,
-        {"xlim": (0, steps[-1]), "ylim": (0.3, 3), "xlabel": "gradients in all", "ylabel": "training loss"},
-        corner=(0.98, 0.97), height=3.0, workers=widgets.slider("workers", numbers, numbers[-1]),
-        rate=widgets.slider("learning rate", rates, rates[1]),
-    )  # fmt: skip
+    axis = {"xlim": (0, 3200), "ylim": (0.3, 3), "xlabel": "gradients in all", "ylabel": "training loss"}
+    _beside_first(lines, ["the crowd", "one worker"], caption, axis, (0.98, 0.97), "workers", (max(runs)[0], 0.1))
 
 
-def bounds(runs: Mapping[tuple[str, int], tuple[Timeline, np.ndarray]], span: float, seconds: float) -> None:
-    """Explore the staleness bound: the timeline on the left, the loss over time on the right, by kind of workers.
-
-    The largest bound stands for none.
-    """
+def bounds(runs: Mapping[tuple[str, int], tuple[Timeline, np.ndarray]], seconds: float) -> None:
+    """Explore the staleness bound: the loss over time, by kind of workers. The largest bound stands for none."""
     kinds, limits = (list(dict.fromkeys(values)) for values in zip(*runs, strict=True))
-    names = {limit: f"bound {limit}" for limit in limits} | {limits[-1]: "no bound"}
+    styles = {"bound 0": (figures.GREY, "-"), "the chosen bound": (figures.RED, "-"), "no bound": (figures.BLUE, "-")}
 
-    def paint(left: Axes, right: Axes, kind: str, bound: int) -> None:
-        _bars(left, runs[kind, bound][0], span)
-        left.set(title=f"{kind}, {names[bound]}", xlabel="seconds (darker: more missing gradients)")
-        colors = {limits[0]: figures.GREY, limits[-1]: figures.BLUE} | {bound: figures.RED}
-        for row, (limit, color) in enumerate(sorted(colors.items())):  # as the curves lie, from above
-            order, losses = runs[kind, limit]
-            right.plot(np.maximum.accumulate(order.applied)[99:], smooth(losses), color=color)
-            place = {"ha": "right", "va": "top", "transform": right.transAxes}
-            right.text(0.98, 0.97 - 0.09 * row, names[limit], color=color, **place)
-        right.axhline(AIM, color=figures.BLACK, linestyle=":", linewidth=1)
-        right.text(seconds, AIM, f"loss {AIM}", ha="right", va="bottom")
-        right.set(xlim=(0, seconds), ylim=(0.9, 2.4), xlabel="seconds", ylabel="training loss")
+    def compute(kind: str, bound: int) -> dict[str, curves.Line]:
+        shown = [runs[kind, limit] for limit in (limits[0], bound, limits[-1])]
+        lines = [(np.maximum.accumulate(order.applied)[99:], smooth(losses)) for order, losses in shown]
+        return dict(zip(styles, lines, strict=True)) | {f"loss {AIM}": ((0, seconds), (AIM, AIM))}
 
     def caption(kind: str, bound: int) -> str:
         order, losses = runs[kind, bound]
+        limit = "no bound" if bound == limits[-1] else f"bound {bound}"
         return (
-            f"Eight workers, {kind}, {names[bound]}: {_counted(order, span)}; staleness {order.staleness.mean():.1f} "
-            f"on average. The loss is below {AIM} after {until(order, losses):.0f} s."
+            f"Eight workers, {kind}, {limit}: {_counted(order, 100)}; staleness {order.staleness.mean():.1f} on "
+            f"average. The loss is below {AIM} after {until(order, losses):.0f} s."
         )
 
-    widgets.explore_axes(
-        paint, alt=caption, columns=2, kind=widgets.menu("workers", kinds, kinds[-1]),
-        bound=widgets.slider("bound", limits, 1),
+    curves.curves(
+        styles | {f"loss {AIM}": (figures.BLACK, ":")}, compute, caption,
+        {"xlim": (0, seconds), "ylim": (0.9, 2.4), "xlabel": "seconds", "ylabel": "training loss"}, (0.98, 0.97),
+        kind=widgets.menu("workers", kinds, kinds[-1]), bound=widgets.slider("bound", limits, 1),
     )  # fmt: skip
 
 
@@ -207,42 +197,20 @@ def hyperedges(problems: Mapping[str, np.ndarray]) -> None:
 # The further notebook
 
 
-def exchange(times_of: Callable[..., Mapping[str, np.ndarray]], workers: np.ndarray) -> None:
-    """Explore the time (s) of an exchange among `workers` by way, for a size (MB), shards and a latency (µs)."""
-    colors = {"one server": figures.GREY, "sharded server": figures.ORANGE, "hierarchical": figures.PINK}
-    styles = {name: (color, "o-") for name, color in (colors | {"all-reduce": figures.BLUE}).items()}
+def by_workers(
+    values_of: Callable[..., Mapping[str, np.ndarray]], workers: np.ndarray, names: Sequence[str],
+    axis: Mapping[str, Any], **controls: widgets.Control,
+) -> None:  # fmt: skip
+    """Explore lines over so many `workers`: values_of(**controls) by name. The caption has those of workers[5]."""
 
     def compute(**values: float) -> dict[str, curves.Line]:
-        return {name: (workers, 1e3 * seconds) for name, seconds in times_of(*values.values()).items()}
+        return {name: (workers, found) for name, found in values_of(**values).items()}
 
-    def caption(size: float, shards: int, latency: float) -> str:
-        said = (f"{name} {1e3 * seconds[5]:.3g} ms" for name, seconds in times_of(size, shards, latency).items())
-        return f"{size:g} MB, {latency:g} µs, {workers[5]} workers: {', '.join(said)}."
+    def caption(**values: float) -> str:
+        given = ", ".join(f"{controls[name].label} {value:g}" for name, value in values.items())
+        said = ", ".join(f"{name} {found[5]:.3g}" for name, found in values_of(**values).items())
+        return f"With {given} and {workers[5]} workers, {axis['ylabel']}: {said}."
 
-    axis = {"xscale": "log", "yscale": "log", "xlabel": "workers", "ylabel": "time of an exchange (ms)"}
-    curves.curves(
-        styles, compute, caption, axis | {"xticks": workers, "ylim": (1e-3, 1e4)}, height=3.3,
-        size=widgets.slider("size (MB)", [0.01, 0.1, 1, 10, 100], 0.1),
-        shards=widgets.slider("shards", [4, 16, 64], 16), latency=widgets.slider("latency (µs)", [1, 10, 100], 10),
-    )  # fmt: skip
-
-
-def queue(order_of: Callable[[int, float], Timeline], workers: np.ndarray) -> None:
-    """Explore the gradients per second of so many `workers`, whose server is busy for some time with each gradient."""
-
-    def compute(busy: float) -> dict[str, curves.Line]:
-        made = [len(order.worker) / order.applied[-1] for order in (order_of(int(k), busy) for k in workers)]
-        return {"if nobody had to queue": (workers, workers / (1 + busy)), "with the queue": (workers, np.array(made))}
-
-    def caption(busy: float) -> str:
-        free, queued = (line[1][-1] for line in compute(busy).values())
-        return (
-            f"{busy:g} s of service: {workers[-1]} workers make {queued:.1f} gradients per second, {free:.1f} if "
-            f"nobody had to queue. The server can take {1 / busy:.3g}."
-        )
-
-    curves.curves(
-        {"if nobody had to queue": (figures.GREY, "o-"), "with the queue": (figures.RED, "o-")}, compute, caption,
-        {"xlim": (0, 12.5), "ylim": (0, 12.5), "xlabel": "workers", "ylabel": "gradients per second"},
-        height=3.0, busy=widgets.slider("seconds of service", [0.02, 0.05, 0.1, 0.2, 0.4], 0.2),
-    )  # fmt: skip
+    colors = (figures.GREY, figures.RED, figures.PINK, figures.BLUE)
+    styles = {name: (color, "o-") for name, color in zip(names, colors, strict=False)}
+    curves.curves(styles, compute, caption, {"xlabel": "workers"} | axis, **controls)

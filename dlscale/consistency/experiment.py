@@ -32,13 +32,11 @@ ARMS: dict[str, dict[str, Any]] = {
     "averaging, every 10": {"policy": "averaging", "every": 10},
     "ensemble": {"policy": "ensemble"},
 }
-DOWNPOUR: dict[str, dict[str, Any]] = {
-    f"Downpour, fetch {fetch}, push {push}": {"policy": "Downpour", "every": fetch, "push": push}
-    for fetch, push in ((1, 25), (25, 1))
-}
 LEFT_OUT = "synchronous, slowest left out"
 ONE_ITERATE = {"synchronous, last weights": "synchronous", "gossip, last weights": "gossip"}  # not averaged over time
 CONTROLS = {LEFT_OUT: ARMS["synchronous"]} | {name: ARMS[arm] for name, arm in ONE_ITERATE.items()}
+CONTROLS["Downpour, fetch 1, push 25"] = {"policy": "Downpour", "every": 1, "push": 25}
+CONTROLS["Downpour, fetch 25, push 1"] = {"policy": "Downpour", "every": 25, "push": 1}
 
 
 def slow(shards: int) -> Wire:
@@ -80,7 +78,7 @@ def order(arm: str, scenario: str, seed: int) -> Timeline:
     slowest, wire = SCENARIOS[scenario]
     times = consistency.durations(WORKERS, STEPS // WORKERS * 2, slowest=slowest, seed=seed)
     times = times[:-1] if arm == LEFT_OUT else times
-    return consistency.timeline(**(ARMS | DOWNPOUR | CONTROLS)[arm], times=times, gradients=STEPS, wire=wire)
+    return consistency.timeline(**(ARMS | CONTROLS)[arm], times=times, gradients=STEPS, wire=wire)
 
 
 def tuned(run: RunTrials, rates: tuple[float, ...], by: str = "accuracy", **options: Any) -> float:

@@ -79,8 +79,6 @@ def data_parallel(loss: Callable[..., Array], params: Tree, *batch: Array, axis_
 
 def shares(x: Array, workers: int) -> Array:
     """The examples of a batch as (workers, examples of one, …). Raises ValueError if they do not divide."""
-    if len(x) % checks.whole("workers", workers):
-        raise ValueError(f"{len(x)} examples do not divide among {workers} workers: choose a multiple of {workers}.")
     return x.reshape(workers, -1, *x.shape[1:])
 
 
@@ -143,14 +141,8 @@ def split_within(params: Params, workers: int) -> Params:
     """
 
     def one(name: str, array: np.ndarray) -> np.ndarray:
-        if (axis := SPLIT.get(name)) is None:
-            return np.stack([array] * workers)
-        if array.shape[axis] % workers:
-            what = "heads" if name in ("query", "key", "value", "out") else "hidden units"
-            raise ValueError(f"{array.shape[axis]} {what} do not divide among {workers} workers.")
-        return np.stack(np.split(array, workers, axis))
+        return np.stack(np.split(array, workers, SPLIT[name]) if name in SPLIT else [array] * workers)
 
-    checks.whole("workers", workers)
     return {name: one(name, array) for name, array in params.items()}
 
 

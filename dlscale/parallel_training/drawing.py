@@ -20,7 +20,7 @@ def pipe(kind: str, stages: int, times: int, backward: float) -> pipeline.Schedu
 def pipelines() -> None:
     """Explore who does what when in a pipeline."""
 
-    colors = {pipeline.FORWARD: figures.SKY, pipeline.BACKWARD: figures.ORANGE}
+    colors = {pipeline.FORWARD: figures.SKY, pipeline.BACKWARD: figures.BLUE}
 
     def paint(ax: Axes, kind: str, stages: int, times: int, backward: int) -> None:
         found = pipe(kind, stages, times, backward)
@@ -30,7 +30,8 @@ def pipelines() -> None:
             ax.barh(task.worker, task.end - task.start, 0.8, left=task.start, **box)
             if len(found.tasks) <= 64:
                 at = (task.start + task.end) / 2, task.worker
-                ax.text(*at, f"{task.microbatch}", ha="center", va="center", fontsize=8)
+                shade = "white" if task.what == pipeline.BACKWARD and not task.chunk else figures.BLACK
+                ax.text(*at, f"{task.microbatch}", ha="center", va="center", fontsize=8, color=shade)
         for worker, count in enumerate(found.alive()):
             ax.text(found.time * 1.01, worker, f"stores {count}", va="center", fontsize=9)
         for place, (name, color) in enumerate(zip(("forward", "backward"), colors.values(), strict=True)):

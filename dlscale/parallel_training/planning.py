@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-NUMBER = 4  # bytes, float32
-
 
 class LayerSize(NamedTuple):
     """A layer: parameters, numbers in and out for each example, and multiplications and additions of the way there."""
@@ -79,7 +77,7 @@ def layer_bytes(layer: LayerSize, before: str, way: str, workers: int, batch: in
     ways, numbers = 1 if first else 2, batch * layer.inputs  # nobody asks for the gradient of the images
     sent = {"data": 2 * layer.parameters, "model": ways * numbers, "rows": 2 * batch * layer.outputs}[way]
     moved = ways * numbers / workers if (before, way) in (("model", "data"), ("data", "rows")) else 0.0
-    return (workers - 1) / workers * (sent + moved) * NUMBER
+    return (workers - 1) / workers * (sent + moved) * 4
 
 
 def split_bytes(layers: Sequence[LayerSize], ways: Sequence[str], workers: int, batch: int) -> float:
