@@ -67,9 +67,9 @@ def same(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), jax.device_get(wanted))
 
 
-def zero(stage, params, x, y):
+def zero(stage, params, x, y, run=on_all):
     f = room.sharded(LAYERS, square, params, stage, "w")
-    value, found = on_all(f, [room.chunks(own, 4) for own in params], room.shares(x, 4), room.shares(y, 4))
+    value, found = run(f, [room.chunks(own, 4) for own in params], room.shares(x, 4), room.shares(y, 4))
     return value, [room.unchunked(g.ravel(), own) for g, own in zip(found, params, strict=True)]
 
 
@@ -82,6 +82,23 @@ def test_every_stage_of_zero_gives_the_single_gradient_and_sends_what_it_must(st
     found = program.schedule(room.sharded(LAYERS, square, params, stage, "workers"), 4, parts, x[:2], y[:2])
     mean = 4 * 2 * 3  # the loss itself goes round a ring, a number in each round
     assert found.sent().sum(0).max() == passes * 3 * sum(part.size for part in parts) * 4 + mean
+
+
+EVERYWHERE = """
+import test_parallel_training as here
+from dlscale.lab import devices; devices.emulate(4)
+params, x, y = here.network()
+found = here.zero(3, params, x, y, lambda f, *args: here.jax.pmap(f, axis_name="w")(*args))[1]
+here.same(found, here.single()[1])
+"""
+
+
+@pytest.mark.long
+def test_the_same_on_four_devices():
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-W", "ignore", "-c", EVERYWHERE]
+    found = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
 
 
 def test_two_layers_split_by_columns_and_rows_to_the_bit():

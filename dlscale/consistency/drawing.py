@@ -9,6 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from dlscale.consistency import Timeline
+from dlscale.lab.intervals import interval
 from dlscale.page import curves, figures, widgets
 
 SHADES = ScalarMappable(Normalize(0, 16), "cividis_r")
@@ -173,6 +174,23 @@ def crowds(numbers: Sequence[int], accuracies: Mapping[str, np.ndarray], xlabel:
     ax.set(xlabel=xlabel, ylabel="test accuracy (%)", ylim=(0, 70))
     said = (f"{name} " + ", ".join(f"{mean:.0f}" for mean in samples.mean(0)) for name, samples in accuracies.items())
     figures.show(figure, f"Test accuracy (%) by {xlabel}, {', '.join(map(str, numbers))}: {'; '.join(said)}.")
+
+
+def spectrum(groups: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Test accuracies (seeds,) in per cent with their intervals: a row for each method, a colour for each group."""
+    figure, ax = figures.new(height=3.2)
+    said = []
+    for place, ((name, found), color) in enumerate(zip(groups.items(), (figures.BLUE, figures.RED), strict=True)):
+        rows = np.arange(len(found)) + 0.2 * place - 0.1
+        mean, low, high = interval(np.transpose([*found.values()]))
+        ax.hlines(rows, low, high, color=color)
+        ax.plot(mean, rows, "o", color=color)
+        ax.text(0.25 * place, 1.03, name, color=color, transform=ax.transAxes)
+        said.append(f"{name}: {', '.join(f'{arm} {value:.1f}' for arm, value in zip(found, mean, strict=True))}")
+    ax.set_yticks(range(len(found)), [*found])
+    ax.grid(visible=False, axis="y")
+    ax.set(ylim=(len(found) - 0.4, -0.6), xlabel="test accuracy (%), 95 % interval")
+    figures.show(figure, f"Test accuracy (%): {'; '.join(said)}.")
 
 
 # Section 4
