@@ -36,12 +36,6 @@ def test_without_lars_the_optimizer_is_momentum_with_warm_up_and_decay(no_decay)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-7), *found)
 
 
-def test_norms_in_float16_leave_its_range():
-    g = np.full((100, 10), 1e-3, np.float32)
-    assert float(room.length(g, 1.0)) == pytest.approx(float(room.length(g)), rel=0.05)
-    assert np.isinf(room.length(g, 2.0**20)) and float(room.length(g * 1e-2, 1.0)) == 0
-
-
 def test_each_share_is_normalised_by_itself_and_the_extra_norm_can_be_off():
     run = jax.jit(lambda p, x, extra: room.forward(p, x, extra)[0], compiler_options=QUICK)
     np.testing.assert_allclose(run(PARAMS, X[:100], 0.0)[:50], run(PARAMS, X[:50], 0.0), atol=1e-4)
@@ -120,15 +114,6 @@ def stepped(w, v, g, scale, rate, finite=np.isfinite, guarded=True, norm=lambda 
     return w - v, v
 
 
-def never_over(sizes, threshold):
-    messages = [[]]
-    for size in sizes:
-        if messages[-1] and sum(messages[-1]) + size > threshold:
-            messages.append([])
-        messages[-1].append(size)
-    return messages
-
-
 GOOD = {"machine": "A100, 2020", "gpus": 256, "share": 20, "fuse": 24e6}
 RIGHT = [{"fuse": 16e6}, {"fuse": 48e6}, {"gpus": np.int64(256), "share": jnp.int32(20)}]
 WRONG = [{"fuse": 4e6}, {"fuse": math.inf}, {"gpus": 1024, "share": 5}, {"share": 64}, {"gpus": 250}]
@@ -143,7 +128,6 @@ ANSWERS = [
     ("fusion", lambda sizes, _: [[size] for size in sizes[:-1]], "all gradients"),
     ("fusion", lambda sizes, _: [sorted(sizes)], "order"),
     ("fusion", lambda sizes, _: [sizes], "longer"),
-    ("fusion", never_over, "longer"),
     *(("plan", GOOD | change, "right") for change in RIGHT),
     *(("plan", GOOD | change, "not yet") for change in WRONG),
 ]

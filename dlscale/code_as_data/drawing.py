@@ -170,14 +170,14 @@ def explore_splits(differences: Mapping[str, np.ndarray], overlap: float) -> Non
         ax.scatter(mean, [0, 1], 80, colors, zorder=3)
         ax.eventplot(differences[which][:count], lineoffsets=2, linelengths=0.4, colors=figures.BLACK)
         ax.axvline(0, color=figures.BLACK, linewidth=1)
-        ax.set(ylim=(2.4, -0.6), xlim=(-60, 60), xlabel=f"learnt vectors minus {which} (points)")
+        ax.set(ylim=(2.4, -0.6), xlim=(-60, 60), xlabel=f"learned vectors minus {which} (points)")
         ax.set_yticks(range(3), [*both(which, count), "each split"])
 
     def caption(which: str, count: int) -> str:
         said = ", ".join(f"{name} {found}" for name, found in both(which, count).items())
-        return f"Learnt vectors minus {which}, {count} splits: {said} points.".replace("-", "−")
+        return f"Learned vectors minus {which}, {count} splits: {said} points.".replace("-", "−")
 
-    which = widgets.menu("learnt vectors minus", [*differences])
+    which = widgets.menu("learned vectors minus", [*differences])
     widgets.explore_axes(
         paint, alt=caption, width=7.4, height=2.6, which=which, count=widgets.slider("splits", [4, 8, 16, 24], 24)
     )

@@ -1,7 +1,6 @@
 """The exercises of 17_code_as_data."""
 
-from collections import Counter
-from types import SimpleNamespace
+from collections import Counter, namedtuple
 from typing import Any
 
 import jax
@@ -17,18 +16,21 @@ PROGRAMS = {
     "x / sqrt(sum(x · x))": (lambda x, y: x / jnp.sqrt((x * x).sum()), {(0, 1), (1, 2), (2, 3)}),
     "exp(x) + sin(y)": (lambda x, y: jnp.exp(x) + jnp.sin(y), {(0, 2), (1, 2)}),
     "a · a + a with a = exp(x)": (lambda x, y: jnp.exp(x) * jnp.exp(x) + jnp.exp(x), {(0, 2), (1, 2), (2, 4), (3, 4)}),
-    "tanh(x) − tanh(x) · 2": (lambda x, y: (lambda a: a - a * 2)(jnp.tanh(x)), {(0, 1), (0, 2), (1, 2)}),
     "the two largest times their places": (lambda x, y: jnp.multiply(*lax.top_k(x, 2)), {(0, 1), (0, 2), (1, 2)}),
     "x + 1": (lambda x, y: x + 1, set()),
 }
+
+
+Jaxpr = namedtuple("Jaxpr", "eqns")
+Equation = namedtuple("Equation", "invars outvars")
 
 
 def _wires(answer: Any) -> str | None:
     for name, (f, wanted) in PROGRAMS.items():
         eqns = []  # as in a jaxpr, with a string for each variable: plain values reach an answer in another process
         for one in jax.make_jaxpr(f)(*np.ones((2, 3), np.float32)).eqns:
-            eqns.append(SimpleNamespace(invars=[*map(str, one.invars)], outvars=[*map(str, one.outvars)]))
-        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(SimpleNamespace(eqns=eqns))}
+            eqns.append(Equation([*map(str, one.invars)], [*map(str, one.outvars)]))
+        given = {tuple(np.asarray(pair).ravel().tolist()) for pair in answer(Jaxpr(eqns))}
         if wrong := sorted(given ^ wanted):
             return f"in {name}, the wire {wrong[0]} {'is missing' if wrong[0] in wanted else 'does not exist'}."
     return None
@@ -37,8 +39,7 @@ def _wires(answer: Any) -> str | None:
 wires = Exercise(
     id="code_as_data-wires",
     answer="wires",
-    question="Write `wires(jaxpr)`: a set or list of all pairs (i, j) where statement i makes a variable that "
-    "statement j uses.",
+    question="Write `wires(jaxpr)`",
     hints=(
         "Which variables does an equation make, and which does it use? `outvars` and `invars` say so.",
         "Compare every equation with every other one: is one of its `outvars` among the other one's `invars`?",
@@ -69,9 +70,7 @@ def _ceiling(answer: Any) -> str | None:
 ceiling = Exercise(
     id="code_as_data-ceiling",
     answer="ceiling",
-    question="Write `ceiling(seen, labels)`. `seen` lists what a reader sees of each program: anything that can be a "
-    "key of a dictionary. `labels` lists the classes. Return the largest share of right answers, from 0 to 1, that "
-    "any rule can reach.",
+    question="Write `ceiling(seen, labels)`.",
     hints=(
         "Programs that look the same get the same answer. Which answer is best for them?",
         "Count the labels of everything that looks the same. The best answer is the most frequent label.",
@@ -109,10 +108,7 @@ def _words(answer: Any) -> str | None:
 words = Exercise(
     id="code_as_data-words",
     answer="words",
-    question="**Open.** Write `words(statements, edges)`. It gets the statements of a program, a list of strings, and "
-    "its data edges (n, 2). It returns a list of words, any strings you like. A *linear* model counts your words and "
-    "predicts the class, on pairs of operations that it was not given. The statements stand in random order. At least "
-    "90 % must be right.",
+    question="**Open.** Write `words(statements, edges)`.",
     hints=(
         "A count of statements does not change when the wires do. What does?",
         "A word may say which two statements a wire joins, or how many statements come before one.",

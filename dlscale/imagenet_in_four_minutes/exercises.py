@@ -49,11 +49,7 @@ def _mixed_step(answer: Any) -> str | None:
 mixed_step = Exercise(
     id="imagenet_in_four_minutes-mixed_step",
     answer="mixed_step",
-    question="Write this step for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy. `w` and `v` are the weights "
-    "and the velocity in float32; `g` is the float16 gradient of `scale` times the loss. Cast `g` to float32 and "
-    "divide it by the scale. If anything in it is not finite, return `w` and `v` as they are. The ratio is TRUST · |w| "
-    "/ (|g| + DECAY · |w|), or 1 where |w| or |g| is 0. The new velocity is MOMENTUM · v + rate · ratio · (g + DECAY · "
-    "w). The new weights are w minus the new velocity. Return both. The constants are `record.TRUST` and so on.",
+    question="Write this step for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy.",
     hints=(
         "Which numbers must be float32 before anything is squared?",
         "g = g.astype(np.float32) / scale comes first; np.isfinite(g).all() next; np.linalg.norm gives |w| and |g|.",
@@ -93,10 +89,7 @@ def _fusion(answer: Any) -> str | None:
 fusion = Exercise(
     id="imagenet_in_four_minutes-fusion",
     answer="fuse",
-    question="Write tensor fusion, `fuse(sizes, threshold)`. `sizes` are the bytes of the gradients, in the order in "
-    "which the backward pass makes them ready. Gradients wait until together they have at least `threshold` bytes, and "
-    "then travel in one message. Whatever waits at the end is sent, too. Return a list of messages, each a list of "
-    "sizes.",
+    question="Write tensor fusion, `fuse(sizes, threshold)`.",
     hints=(
         "Keep a list of what waits. What must be true for it to be sent?",
         "After waiting.append(size), is sum(waiting) >= threshold? What is left after the last gradient?",
@@ -139,12 +132,7 @@ def _plan(answer: Any) -> str | None:
 plan = Exercise(
     id="imagenet_in_four_minutes-plan",
     answer="plan",
-    question='Plan two thirds of the paper\'s minutes on an eighth of its GPUs: `plan = {"machine": …, "gpus": …, '
-    '"share": …, "fuse": …}`. The machine is "P40, 2016", "V100, 2017" or "A100, 2020". GPUs come in nodes of eight. '
-    "`share` is the number of images on each GPU, and `fuse` is the threshold in bytes. Your links have a third of the "
-    "machine's bandwidth and three times its latency: `slow = exercises.slower(record.MACHINES[machine], 3)`. Then "
-    "`record.timeline(RESNET, slow, gpus, share, fuse=fuse).minutes` predicts. Train ResNet-50 in at most 4.4 minutes, "
-    "with at most 256 GPUs and a batch of at most 5,120.",
+    question="Plan two thirds of the paper's minutes on an eighth of its GPUs",
     hints=(
         "Which machine does the arithmetic fastest, and which `share` uses the whole batch?",
         "On slow links each message costs more before its first byte: try larger thresholds than 4 MB.",

@@ -70,10 +70,6 @@ class Table(NamedTuple):
     test: np.ndarray
 
     @property
-    def epochs(self) -> int:
-        return self.curves.shape[-1]
-
-    @property
     def quality(self) -> np.ndarray:
         """(*sizes) test accuracy to be expected of a setting: the mean over the seeds."""
         return self.test.mean(-1)

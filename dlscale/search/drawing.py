@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dlscale.page import figures, widgets
 from dlscale.page.curves import Line, curves
@@ -19,7 +17,7 @@ def opening(table: Table, found: Mapping[str, float]) -> None:
     """All settings by their test accuracy, and what two searches hand over, in percent."""
     figure, ax = figures.new(height=2.4)
     counts, *_ = ax.hist(100 * table.quality.ravel(), np.arange(5, 91, 2.5), color="#b5b5b5")
-    ax.set(xlabel="test accuracy (%)", ylabel=f"of {table.space.size:,} configurations", xlim=(5, 104))
+    ax.set(xlabel="test accuracy (%)", ylabel="configurations", xlim=(5, 104))
     sides = (figures.BLACK, "right", -1), (figures.BLUE, "left", 1)
     for (name, value), (color, align, shift) in zip(found.items(), sides, strict=True):
         ax.axvline(value, color=color)
@@ -33,8 +31,10 @@ def _rows(values: np.ndarray) -> np.ndarray:
     return 100 * values.transpose(2, 0, 1).reshape(6, -1)
 
 
-def _rate_axis(ax: Axes) -> None:
-    ax.set(xlabel="learning rate", xticks=range(len(RATES)), xticklabels=RATES)
+def _map(ax: Axes, shown: np.ndarray, colors: str, title: str) -> None:
+    """Percentages (6, rates) as colours, from 10 to 90."""
+    ax.imshow(shown, cmap=colors, vmin=10, vmax=90, aspect="auto")
+    ax.set(xlabel="learning rate", xticks=range(len(RATES)), xticklabels=RATES, title=title)
     ax.set(yticks=range(6), yticklabels=[f"{c} conv., momentum {m:g}" for m in (0, 0.9) for c in range(3)])
     ax.grid(False)
 
@@ -47,20 +47,10 @@ def watch(table: Table) -> None:
         shown = _rows(mean[:, :, :, decays.index(decay), epoch - 1])
         return shown, *divmod(int(shown.argmax()), shown.shape[1])
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        image = ax.imshow(np.zeros((6, 8)), cmap="cividis", vmin=10, vmax=90, aspect="auto")
-        (ring,) = ax.plot(0, 0, "o", markersize=18, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
-        _rate_axis(ax)
-        fig.colorbar(image, ax=ax, label="validation accuracy (%)")
-
-        def update(decay: float, epoch: int) -> list[Artist]:
-            shown, row, column = part(decay, epoch)
-            image.set_data(shown)
-            ring.set_data([column], [row])
-            return [image, ring]
-
-        return update
+    def paint(ax: Axes, decay: float, epoch: int) -> None:
+        shown, row, column = part(decay, epoch)
+        _map(ax, shown, "cividis", "validation accuracy, from 10 % (dark) to 90 % (bright)")
+        ax.plot(column, row, "o", markersize=18, markerfacecolor="none", color=figures.RED, markeredgewidth=2)
 
     def caption(decay: float, epoch: int) -> str:
         shown, row, column = part(decay, epoch)
@@ -69,8 +59,9 @@ def watch(table: Table) -> None:
             f"with {row % 3} convolutions, momentum {(0, 0.9)[row // 3]:g} and rate {RATES[column]}."
         )
 
-    epochs = widgets.player("epoch", range(1, table.epochs + 1), table.epochs)
-    widgets.explore(make, alt=caption, height=3.0, decay=widgets.slider("weight decay", decays, 0.0), epoch=epochs)
+    decay = widgets.slider("weight decay", decays, 0.0)
+    epoch = widgets.player("epoch", range(1, mean.shape[-1] + 1), mean.shape[-1])
+    widgets.explore_axes(paint, alt=caption, height=3.0, decay=decay, epoch=epoch)
 
 
 def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> None:
@@ -78,20 +69,11 @@ def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> Non
     most = max(map(len, logs.values()))
     jitter = np.random.default_rng(0).uniform(-0.33, 0.33, (most, 2))
 
-    def make(fig: Figure) -> widgets.Update:
-        ax = figures.axes(fig)
-        ax.imshow(_rows(table.quality.max((1, 2, 5, 6))), cmap="Greys_r", vmin=10, vmax=90, aspect="auto")
-        _rate_axis(ax)
-        dots = ax.scatter([], [], c=[], cmap="viridis", vmin=0, vmax=most, s=40, edgecolors="white", linewidths=0.5)
-        fig.colorbar(dots, ax=ax, label="trial")
-
-        def update(method: str, trials: int) -> list[Artist]:
-            log = logs[method][:trials]
-            dots.set_offsets(np.array([(t.point[3], 3 * t.point[4] + t.point[0]) for t in log]) + jitter[: len(log)])
-            dots.set_array(np.arange(len(log)))
-            return [dots]
-
-        return update
+    def paint(ax: Axes, method: str, trials: int) -> None:
+        places = np.array([(t.point[3], 3 * t.point[4] + t.point[0]) for t in logs[method][:trials]])
+        _map(ax, _rows(table.quality.max((1, 2, 5, 6))), "Greys_r", "a dot for each trial, the last ones yellow")
+        look = {"cmap": "viridis", "vmin": 0, "vmax": most, "edgecolors": "white", "linewidths": 0.5}
+        ax.scatter(*(places + jitter[:trials]).T, 40, range(trials), **look)
 
     def caption(method: str, trials: int) -> str:
         scores = 100 * np.array([t.score for t in logs[method][:trials]])
@@ -100,8 +82,8 @@ def follow(table: Table, logs: Mapping[str, Sequence[Trial]], first: str) -> Non
             f"mean of the last ten trials {scores[-10:].mean():.0f} %."
         )
 
-    trials = widgets.player("trials", range(1, most + 1), most)
-    widgets.explore(make, alt=caption, height=3.0, method=widgets.menu("search", list(logs), first), trials=trials)
+    method, trials = widgets.menu("search", list(logs), first), widgets.player("trials", range(1, most + 1), most)
+    widgets.explore_axes(paint, alt=caption, height=3.0, method=method, trials=trials)
 
 
 def bracket(one: Callable[[int, int], tuple[dict[Point, np.ndarray], dict[Point, int], Point]]) -> None:
@@ -164,28 +146,27 @@ def best_of(found: Mapping[int, np.ndarray], numbers: Sequence[int]) -> None:
 
 
 def law(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], fit: Callable[[Any, Any], Callable[[Any], Any]]) -> None:
-    """Explore a power law: by what grows, its sizes and the losses (sizes, seeds); the last sizes are left out."""
+    """Explore a power law: by what grows, its sizes and the losses (sizes, seeds); the fit leaves out the last."""
     styles = {"the law, the mean of a fit for each seed": (figures.BLUE, "-"), "fitted": (figures.BLACK, "o")}
     styles["to be predicted"] = figures.RED, "o"
     axis = {"xscale": "log", "yscale": "log", "xticks": (0.01, 0.03, 0.1, 0.3, 1), "yticks": (0.75, 1, 1.5, 2)}
     axis |= {"xlabel": "size (largest: 1)", "ylabel": "test loss (nats)", "xlim": (0.004, 1.2), "ylim": (0.6, 2.5)}
 
-    def predicted(along: str, left_out: int, at: Any) -> np.ndarray:
+    def predicted(along: str, at: Any) -> np.ndarray:
         x, losses = lines[along]
-        return np.array([fit(x[:-left_out], own[:-left_out])(at) for own in losses.T])
+        return np.array([fit(x[:-1], own[:-1])(at) for own in losses.T])
 
-    def compute(along: str, left_out: int) -> dict[str, Line]:
+    def compute(along: str) -> dict[str, Line]:
         x, losses = lines[along]
         fine, points = np.geomspace(x[0], x[-1], 60), np.array([x / x[-1], losses.mean(1)])
-        found = fine / x[-1], predicted(along, left_out, fine).mean(0)
-        return dict(zip(styles, (found, points[:, :-left_out], points[:, -left_out:]), strict=True))
+        found = fine / x[-1], predicted(along, fine).mean(0)
+        return dict(zip(styles, (found, points[:, :-1], points[:, -1:]), strict=True))
 
-    def caption(along: str, left_out: int) -> str:
+    def caption(along: str) -> str:
         x, losses = lines[along]
-        off = 100 * np.mean(losses[-1] / predicted(along, left_out, x[-1]) - 1)
+        off = 100 * np.mean(losses[-1] / predicted(along, x[-1]) - 1)
         side = "above" if off > 0 else "below"
         return f"Test loss against {along}. The last point lies {abs(off):.0f} % {side} its prediction."
 
-    left_out = widgets.slider("points left out of the fit", (1, 2), 1)
     grows = widgets.menu("what grows", list(lines), list(lines)[-1])
-    curves(styles, compute, caption, axis, corner=(0.02, 0.3), along=grows, left_out=left_out)
+    curves(styles, compute, caption, axis, corner=(0.02, 0.3), along=grows)

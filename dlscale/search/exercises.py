@@ -67,11 +67,7 @@ def _next_point(answer: Any) -> str | None:
 next_point = Exercise(
     id="search-next_point",
     answer="next_point",
-    question="Write your own search. `next_point(points, scores, sizes, seed)` gets the points tried so far (n, axes) "
-    "and their scores (n,). `sizes` holds the number of values on each axis; `seed` is for your random numbers. Return "
-    "the next point, whole numbers. The check gives it 40 trials in each of 72 new spaces. On average, your best score "
-    "must reach 92 % of the way from the mean score to the highest. Random search reaches 74 %, the lesson's evolution "
-    "about 89 %. A point that is asked for twice is a lost trial, and the neighbours of one point run out.",
+    question="Write your own search.",
     hints=(
         "Neighbours of the best point are often good, too. How can you try them and keep the best point?",
         "Change one value of one of the best points. As long as the new point was tried before, change another value. "
@@ -117,10 +113,7 @@ def _halve(answer: Any) -> str | None:
 halve = Exercise(
     id="search-halve",
     answer="halve",
-    question="Write successive halving: `halve(curves, first, keep)`. `curves[run, epochs - 1]` is the score of a run "
-    "after so many epochs; look only at scores that you have paid for. All runs train for `first` epochs. Then the "
-    "best ⌊runs / keep⌋ continue, up to `keep` times as many epochs, but never beyond the last. Stop after the last "
-    "epoch, or when fewer than `keep` runs are left. Return the index of the run best *then*, and the epochs paid.",
+    question="Write successive halving: `halve(curves, first, keep)`.",
     hints=(
         "Keep three things: which runs are alive, how many epochs they have, and what was paid.",
         "`alive[np.argsort(-curves[alive, epochs - 1])]` has the best first. The last rung may be shorter than `keep` "
