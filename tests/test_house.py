@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dlscale"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 # Neither blank nor only comment or docstring, drawing included.
-MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD, MOST_LINES_OF_TESTS = 13_350, 900, 300, 9_150
+MOST_LINES, MOST_LINES_OF_ROOM, MOST_LINES_OF_METHOD, MOST_LINES_OF_TESTS = 13_000, 900, 300, 9_000
 # What is not a room's method: what is drawn and asked, recorded, run as a command, and programs to learn from.
 BESIDE = {"drawing.py", "exercises.py", "experiment.py", "measuring.py", "command.py", "corpus.py"}
 PARTS = {"lab", "page", "course"}
