@@ -46,7 +46,12 @@ def test_steps_that_obey_the_law_give_its_constants(critical, fewest):
     assert law.batch == pytest.approx((critical, critical, critical), rel=1e-3)
     assert law.fewest_steps.mean == pytest.approx(fewest, rel=1e-3)
     np.testing.assert_allclose(law.steps(SIZES), fewest * (1 + critical / SIZES), rtol=1e-3)
-    assert law.steps(law.batch.mean) == pytest.approx(2 * law.fewest_steps.mean)
+
+
+@pytest.mark.parametrize("sizes, steps", [(SIZES[:2], [[9, 8]] * 2), (SIZES, np.full((2, len(SIZES)), np.inf))])
+def test_no_law_is_fitted_to_two_points_or_to_runs_that_never_arrive(sizes, steps):
+    with pytest.raises(ValueError, match=r"two points|nearer target"):
+        room.critical_batch(sizes, steps)
 
 
 def test_each_seed_has_its_critical_batch_and_a_law_without_a_bend_ends_at_the_bound():

@@ -331,8 +331,6 @@ def test_cheats_do_not_score(grade_each):
         assert remarks[name] == ZERO, name
 
 
-OTHER_SIGNALS = ["SIGTERM", "SIGKILL"]
-
 # What a process does to others. None may score, outlive its batch, or cost more than its answer.
 ATTACKS = {
     "ends its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\nexercises.ID.check(0)",
@@ -582,7 +580,7 @@ def test_what_was_graded_is_not_graded_again_unless_something_is_new(grade, refe
     assert new(seconds=50) == ["aaron", "anna", "bob", "carl"]
 
 
-@pytest.mark.parametrize("sent", ["SIGINT", *(pytest.param(sent, marks=pytest.mark.long) for sent in OTHER_SIGNALS)])
+@pytest.mark.parametrize("sent", ["SIGINT", *(pytest.param(s, marks=pytest.mark.long) for s in ("SIGTERM", "SIGKILL"))])
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_batch_that_is_ended_leaves_nothing_and_goes_on(sent, grade, reference, room, tmp_path, graded):
     asleep = tmp_path / "asleep"

@@ -96,6 +96,7 @@ BAD = [
     lambda: honest.Measured("a", "training", "s", []).median,
     lambda: honest.ratio([1, 0], [1, 1]),
     lambda: honest.expected_best([1, 2], 3),
+    lambda: honest.seeds_needed(0, 1),
     lambda: honest.first_crossing([], np.zeros((2, 0)), 1),
     lambda: experiment.tuned("2 workers"),
 ]

@@ -115,10 +115,9 @@ def test_a_killed_peer_ends_the_command():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-@pytest.mark.parametrize(
-    "sent", [signal.SIGKILL, *(pytest.param(sent, marks=pytest.mark.long) for sent in (signal.SIGINT, signal.SIGTERM))]
-)
+@pytest.mark.parametrize("sent", ["SIGKILL", *(pytest.param(s, marks=pytest.mark.long) for s in ("SIGINT", "SIGTERM"))])
 def test_nobody_is_left_behind(sent):
+    sent = getattr(signal, sent)
     parent = start("--processes", 2, *ENDLESS)
     group = wait_for(lambda: len(found := children(parent)) == 2 and found)
     if sent != signal.SIGTERM:  # while they work; that one comes while they start

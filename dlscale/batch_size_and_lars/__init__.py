@@ -49,9 +49,14 @@ def critical_batch(batch_sizes: ArrayLike, steps: ArrayLike) -> CriticalBatch:
 
     McCandlish et al. 2018, §2.3: at B_c a run takes twice the fewest steps possible, and twice the fewest
     examples. A B_c that the sizes do not reach cannot be found: the search ends at a thousandth of the smallest size
-    and at a thousand times the largest. Raises ValueError for fewer than two seeds.
+    and at a thousand times the largest. Raises ValueError for fewer than three sizes or two
+    seeds, and for steps that are not positive and finite.
     """
-    sizes = np.asarray(batch_sizes, float)
+    sizes, steps = np.asarray(batch_sizes, float), np.asarray(steps, float)
+    if len(np.unique(sizes)) < 3:
+        raise ValueError(f"At least 3 different batch sizes are needed, not {sizes.tolist()}: two points fit any law.")
+    if not (np.isfinite(steps) & (steps > 0)).all():
+        raise ValueError("steps must be positive and finite. A run that never arrived has none: take a nearer target.")
 
     def rest(log_batch: float, log_steps: np.ndarray) -> np.ndarray:
         return log_steps - np.log1p(np.exp(log_batch) / sizes)

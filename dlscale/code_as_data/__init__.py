@@ -174,9 +174,11 @@ class Vocabulary:
 
     @classmethod
     def of(cls, programs: Iterable[Graph], at_least: int = 3) -> "Vocabulary":
-        """All statements that occur so often, from the most frequent down."""
+        """All statements that occur so often, from the most frequent down. Raises ValueError if there is none."""
         counts = Counter(itertools.chain.from_iterable(one.statements for one in programs))
         words = sorted((word for word, count in counts.items() if count >= at_least), key=lambda w: (-counts[w], w))
+        if not words:
+            raise ValueError(f"No statement occurs {at_least} times: give more programs.")
         return cls((UNKNOWN, *words))
 
     @cached_property
@@ -212,8 +214,10 @@ def skip_gram(pairs: np.ndarray, size: int, *, seed: int = 0, width: int = 32, s
     """(size, width) vectors of length one by skip-gram with negative sampling (Mikolov et al. 2013) on pairs (n, 2).
 
     Each step samples 2,048 pairs, and 64 statements by their frequency to the power 3/4, which all these pairs share;
-    together the 64 weigh as five of them each.
+    together the 64 weigh as five of them each. Raises ValueError if there is no pair.
     """
+    if not len(pairs):
+        raise ValueError("There are no pairs: programs of one statement have no context.")
     rng = np.random.default_rng(seed)
     noise = np.bincount(pairs[:, 1], minlength=size) ** 0.75
     random = rng.choice(size, (steps, 64), p=noise / noise.sum())
@@ -240,6 +244,8 @@ def _adam(loss: Callable[..., Array], params: Any, batches: tuple[Array, ...], r
 
 def skip_gram_loss(both: Array, pairs: Array, random: Array, weight: float) -> Array:
     """Mean loss of pairs (batch, 2): `both` (2, size, width) are vectors of statements, and of contexts."""
+    if not both.size:
+        raise ValueError(f"There are no vectors: `both` has the shape {both.shape}.")
     u, v = both
     own = u[pairs[:, 0]]
     right, wrong = (own * v[pairs[:, 1]]).sum(1), own @ v[random].T
@@ -269,9 +275,16 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
+def _known(vectors: np.ndarray, count: int) -> np.ndarray:
+    """The vectors, each of length one. Raises ValueError if one of the first `count` is missing or not finite."""
+    if len(vectors) < count or not np.isfinite(vectors).all():
+        raise ValueError(f"There must be {count} finite vectors: the shape is {np.shape(vectors)}.")
+    return unit(vectors)
+
+
 def of_instructions(vectors: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """A vector for each instruction, in the order of `vocabulary.instructions`: the mean of its statements'."""
-    v = unit(vectors)
+    v = _known(vectors, len(vocabulary.words))
     return unit(np.array([v[numbers].mean(0) for numbers in vocabulary.instructions.values()]))
 
 
@@ -280,7 +293,7 @@ def hits(vectors: np.ndarray, names: Sequence[str], groups: Sequence[Sequence[st
 
     `vectors` (names, width). An instruction that has no vector is not asked for, nor is one alone in its group.
     """
-    v, place, found = unit(vectors), {name: i for i, name in enumerate(names)}, []
+    v, place, found = _known(vectors, len(names)), {name: i for i, name in enumerate(names)}, []
     np.fill_diagonal(near := v @ v.T, -np.inf)
     for group in groups:
         own = [place[name] for name in group if name in place]
@@ -303,7 +316,7 @@ def analogies(vocabulary: Vocabulary, couples: Sequence[tuple[str, str]]) -> np.
 def answered(vectors: np.ndarray, asked: np.ndarray, by: str = "b − a + c") -> np.ndarray:
     """Whether d is nearest, of all but a, b, c, to b − a + c, or to b alone. `asked` (n, 4)."""
     a, b, c, d = asked.T
-    v = unit(vectors)
+    v = _known(vectors, 1 + asked.max(initial=0))
     near = (v[b] - v[a] + v[c] if checks.known("way", by, ("b − a + c", "b alone")) != "b alone" else v[b]) @ v.T
     np.put_along_axis(near, np.stack([0 * a, a, b, c], axis=1), -np.inf, axis=1)  # 0 is unknown: no answer either
     return near.argmax(1) == d

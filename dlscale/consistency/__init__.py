@@ -96,11 +96,13 @@ def timeline(
     - "ensemble": never.
 
     A single worker exchanges nothing. Raises ValueError for a policy that would wait for ever: an infinite time is that
-    of a worker that is dead; and for a bound below zero.
+    of a worker that is dead; for times below zero, and a bound below zero.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
     times = np.asarray(times, float)
     times = times[:, None] if times.ndim == 1 else times
+    if not (times >= 0).all():
+        raise ValueError("times must be seconds of at least 0; an infinite one is that of a dead worker.")
     workers = len(times)
     checks.whole("bound", bound, low=0)
     push = every if push is None or policy != "Downpour" else push

@@ -122,7 +122,12 @@ def power(difference: float, deviation: float, seeds: int) -> float:
 
 
 def seeds_needed(difference: float, deviation: float) -> int:
-    """The fewest seeds whose `power` is at least 80 %: a few more than a known deviation would need."""
+    """The fewest seeds whose `power` is at least 80 %: a few more than a known deviation would need.
+
+    Raises ValueError for a difference of 0.
+    """
+    if difference == 0:
+        raise ValueError("difference must not be 0: no number of seeds would show it.")
     least = max(2, int(7.84 * (deviation / difference) ** 2))
     return next(n for n in itertools.count(least) if power(difference, deviation, n) >= 0.8)
 

@@ -170,13 +170,18 @@ def work(order: dict[str, Any], say: Callable[..., None]) -> None:
             say(step=step + what["every"], loss=float(np.asarray(losses.addressable_shards[0].data)[-1]))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale train", description=ABOUT, epilog=DETAILS)
     for name, (default, meaning) in NUMBERS.items():
         parser.add_argument(f"--{name}", help=f"{meaning} (default: {default})", default=default, type=int, metavar="N")
     parser.add_argument("--checkpoint", help="go on from there, and write it there", type=Path, metavar="FOLDER")
     silent = f"without a word, after which a group is given up (default: 120); at least {START} to find each other"
     parser.add_argument("--timeout", help=silent, default=120, type=float, metavar="SECONDS")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = options()
     return measuring.status(parser, lambda: _main(**vars(parser.parse_args(arguments))))
 
 

@@ -129,12 +129,16 @@ def running(model: Path, sizes: Sequence[int]) -> Iterator[list[int]]:
         child.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say and return an exit status."""
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m dlscale serve", description=ABOUT, epilog=DETAILS)
     parser.add_argument("--model", type=Path, required=True, help="a file of `sequence.save`")
     parser.add_argument("--max-batch", type=int, nargs="+", default=[16], help="requests of a batch, at most (16)")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the arguments say and return an exit status."""
+    chosen = options().parse_args(arguments)
     try:
         sizes = [checks.whole("--max-batch", batch, high=PROGRAMS[-1]) for batch in chosen.max_batch]
         params = sequence.load(chosen.model)

@@ -48,6 +48,8 @@ def mask(params: Tree, density: float | Array, granularity: str = "weight", scop
     if not weights:
         raise ValueError("There is nothing to prune: no array has two axes or more.")
     for w in weights:
+        if not w.size:
+            raise ValueError(f"A layer of shape {w.shape} has no weights.")
         if not isinstance(w, jax.core.Tracer) and np.isnan(w).any():
             raise ValueError(f"A layer of shape {w.shape} has a weight that is NaN: training diverged before.")
     sides = [group_shape(w.shape, granularity) for w in weights]
