@@ -43,7 +43,7 @@ ONE = tests/test_notebooks.py tests/test_in_browser.py -k "$(ONLY)"
 test: $(if $(ONLY),$(READY),check)  ## check, and run every lesson cold and in a browser; ONLY=05_precision: that one alone
 	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE) -m "not long",-m "(notebook or bits) and not long")
 
-test-all: $(if $(ONLY),$(READY),check)  ## test all: further notebooks, every control in a browser, what is suggested, records
+test-all: $(if $(ONLY),$(READY),check)  ## test all: further notebooks, every control in a browser, what is suggested, records, the web site
 	$(PYTEST) --dist loadgroup $(if $(ONLY),$(ONE),-m "notebook or record or bits or long")
 
 notebooks: $(READY)  ## format and run the notebooks that changed, or whose library changed, and store their outputs

@@ -66,7 +66,7 @@ STORED = ("05_precision", "07_recomputation", "08_collectives", "further/14_hone
 GUIDES = [pytest.param(name, marks=pytest.mark.long) for name in ("docs/INDEX", "docs/INSTRUCTORS")]
 LOOKED_AT = ("index", "notebooks/07_recomputation", "docs/CLAIMS")
 EXPLORER = "document.querySelectorAll('.dlscale-explorer')[0]"
-pytestmark = [pytest.mark.notebook, pytest.mark.xdist_group("site")]  # one worker builds it
+pytestmark = [pytest.mark.notebook, pytest.mark.long, pytest.mark.xdist_group("site")]  # one worker builds it
 
 
 def str_told(**values):
