@@ -265,7 +265,7 @@ def test_64_shards_come_near_the_all_reduce_for_large_messages():
 
 @suggested_by("10_consistency_further")
 def test_fewer_copies_shorten_a_batch_less():
-    waits = [further({"[24]": f"[{k}]"}, "backup-run")["with_backup"].max(1).mean() for k in (24, 28)]
+    waits = [further({"[23]": f"[{k}]"}, "backup-run")["with_backup"].max(1).mean() for k in (23, 27)]
     assert waits[0] < waits[1]
 
 

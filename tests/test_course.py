@@ -217,7 +217,6 @@ def samples(monkeypatch):
     table["sgd-between"]["threshold"] = [1.0, 4.0]
     for module in (claims, readme):
         monkeypatch.setattr(module, "rules", lambda: table)
-    monkeypatch.setattr(claims, "_made", {})
     return table
 
 
@@ -345,7 +344,6 @@ def test_a_claim_without_samples_is_what_is_stored(samples, shown, monkeypatch):
     (first, _), (second, _) = shown
     assert first["text/html"] == second["text/html"] and first["text/plain"] == second["text/plain"]
     assert [card[claims.CLAIM_TYPE]["decided"] for card in (first, second)] == [True, False]
-    assert course.verdicts() == "sgd-above: shows"
     with pytest.raises(ValueError, match="'sgd-below' is not decided yet"):
         course.claim("sgd-below")
     with pytest.raises(ValueError, match="Did you mean 'sgd-above'"):
@@ -437,17 +435,6 @@ def test_numbers_are_short(value, text):
     assert markup.number(value) == text
 
 
-def test_verdicts_of_the_claims_made(samples, shown):
-    assert course.verdicts() == ""
-    course.claim("sgd-within", np.zeros(5))
-    course.claim("sgd-above", [-9, 9, 9, 9, 9])
-    course.claim("sgd-below", np.full(5, 2.0))
-    course.claim("sgd-within", np.full(5, 3.0))  # made again: it keeps its place
-    verdicts = course.verdicts()
-    assert repr(verdicts) == "sgd-within: not at this scale\nsgd-above: weak\nsgd-below: not at this scale"
-    assert not hasattr(verdicts, "_repr_markdown_") and not hasattr(verdicts, "_repr_html_")
-
-
 def test_bad_samples_are_refused(samples):
     with pytest.raises(ValueError, match="Did you mean 'sgd-above'"):
         course.claim("sgd-abov", np.zeros(5))
@@ -456,7 +443,6 @@ def test_bad_samples_are_refused(samples):
             course.claim("sgd-above", bad)
     with pytest.raises(ValueError, match=r"2 of the 5 samples.*counts: .*do not drop"):
         course.claim("sgd-above", [1, math.nan, 2, math.inf, 3])
-    assert course.verdicts() == ""
 
 
 # The README and its pages

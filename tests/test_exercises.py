@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import itertools
-import json
 import math
 import re
 import symtable
@@ -80,7 +78,7 @@ def test_each_solution_is_right_for_the_grader_as_it_is_printed(capsys, tmp_path
 def test_an_exercise_of_the_course(exercise):
     room, _, name = exercise.id.partition("-")
     assert vars(importlib.import_module(f"dlscale.{room}.exercises"))[name] is exercise
-    assert exercise.question.strip() and exercise.hints and all(exercise.hints) and exercise.right
+    assert exercise.hints and all(exercise.hints) and exercise.right
     assert re.search(rf"\b{exercise.answer}\b", exercise.code)
     answer = reference(exercise)
     if "exercises.tried(" in settings().get(exercise.id, ("", ""))[1]:  # so its cell hands it in
@@ -93,20 +91,10 @@ def test_an_exercise_of_the_course(exercise):
         assert not exercise.judge(nonsense)[0]
 
 
-@EACH
-def test_questions_stand_above_the_answers(path):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    for question, answer in itertools.pairwise(cells):
-        for tag in answer["metadata"].get("tags", []):
-            if tag.startswith("answer-"):
-                exercise = commands.exercises()[tag.removeprefix("answer-")]
-                assert exercise.question in "".join(question["source"]), f"two texts for the question of {exercise.id}"
-
-
 @pytest.fixture
 def product():
     return Exercise(
-        id="demo-product", answer="product", question="Six times seven?", hints=["Add.", "Add again."],
+        id="demo-product", answer="product", hints=["Add.", "Add again."],
         code="\nproduct = 6 * 7\n", wrong=_wrong_product, right="it is a product.",
     )  # fmt: skip
 

@@ -36,10 +36,10 @@ def _double(f):
 def _pair(pair):
     return compare("The sum", pair["f"](1) + pair["rest"].second, 5)
 
-number = Exercise("demo-number", "number", "Six times seven?", ["Count."], "number = 6 * 7",
+number = Exercise("demo-number", "number", ["Count."], "number = 6 * 7",
                   lambda answer: compare("The product", answer, 42), "it is 42.")
-double = Exercise("demo-double", "double", "Double x.", ["Add."], "def double(x):\\n    return x + x", _double, "yes.")
-pair = Exercise("demo-pair", "pair", "Pack.", ["Pack."], """
+double = Exercise("demo-double", "double", ["Add."], "def double(x):\\n    return x + x", _double, "yes.")
+pair = Exercise("demo-pair", "pair", ["Pack."], """
 from collections import namedtuple
 pair = {"f": lambda x: x + 1, "rest": namedtuple("Rest", "first second")(1, 3)}
 """, _pair, "yes.")
@@ -48,7 +48,7 @@ def _number(answer):
     return compare("The number", answer() if callable(answer) else answer, 42)
 
 for i in range(25):
-    globals()[f"n{i}"] = Exercise(f"demo-n{i}", "n", "Six times seven?", ["Count."], "n = 42", _number, "yes.")
+    globals()[f"n{i}"] = Exercise(f"demo-n{i}", "n", ["Count."], "n = 42", _number, "yes.")
 '''
 
 BLANKS = {

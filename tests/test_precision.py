@@ -90,6 +90,12 @@ def test_stochastic_rounding_takes_both_neighbours_and_has_the_mean_it_should(fo
     assert abs((values - low).mean() - chance) < 4.5 * math.sqrt(chance * (1 - chance) / 2**16)
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (3, 50)])
+def test_random_words_are_those_of_jax(shape):
+    key = jax.random.key(2**40 + 3)
+    np.testing.assert_array_equal(precision._random_words(key, shape), jax.random.bits(key, shape))
+
+
 def test_stochastic_rounding_near_the_end_of_the_range():
     x = np.full(2**16, 65512, np.float32)  # a quarter of the way from the largest float16 to what would come next
     assert abs(np.isinf(quantize(x, "float16", "stochastic", KEY)).mean() - 0.25) < 0.01

@@ -31,10 +31,6 @@ def _noise(answer: Any) -> str | None:
 noise = Exercise(
     id="batch_size_and_lars-noise",
     answer="noise_scale",
-    question="A cluster has stored the gradient of each worker over some steps, an array `gradients` of shape "
-    "(steps, workers, weights). Each worker took `b` examples per step. Write `noise_scale(gradients, b)`. Average "
-    "both squared lengths over all steps, and that of one worker also over all workers. Then solve for signal and "
-    "noise, and divide only at the end.",
     hints=(
         "One worker has b examples, all workers have workers · b. Take the mean squared length at both batch sizes.",
         "Two equations, small = signal + noise / b and large = signal + noise / (workers · b), and two unknowns.",
@@ -58,9 +54,6 @@ def _rate_for(answer: Any) -> str | None:
 rate_for = Exercise(
     id="batch_size_and_lars-rate_for",
     answer="rate_for",
-    question="You know the critical batch `critical`, and the best rate `rate` at one batch size `batch`. Write "
-    "`rate_for`, which returns the rate to try at the batch size `other`. Then call "
-    "`rate_for(512, critical_batch, 8, best_rates[:, 0].mean())`, and compare the answer with the figure.",
     hints=(
         "η(B) = η_max / (1 + B_c / B). The known pair gives η_max.",
         "η_max = rate · (1 + critical / batch). Divide it by what belongs to the other batch.",
@@ -105,8 +98,6 @@ def _step(answer: Any) -> str | None:
 step = Exercise(
     id="batch_size_and_lars-step",
     answer="lars_step",
-    question="Write LARS for one tensor. `lars_step` gets weights `w`, momentum `m` and gradient `g`, and returns the "
-    "new `w` and the new `m`. Its `coefficient` is $c$, and its `decay` is $\\lambda$.",
     hints=(
         "First d = g + decay * w, then the ratio from the norms of w and d, then the momentum, then w minus it.",
         "The norm of a tensor of any shape: jnp.linalg.norm(w.ravel()). If one of the two norms is 0, the ratio is 1.",
@@ -138,8 +129,6 @@ def _one_ratio(answer: Any) -> str | None:
 one_ratio = Exercise(
     id="batch_size_and_lars-one_ratio",
     answer="one_ratio",
-    question="Write this control. `one_ratio` gets two lists with one array per tensor: the weights, and the "
-    r"directions $d = g + \lambda w$. It returns the ratio of the whole network. No norm is zero here.",
     hints=(
         "The squared norm of one long vector is the sum of the squared norms of its pieces.",
         "Sum the squares of all entries of all tensors, then take one root: once for weights, once for directions.",

@@ -39,7 +39,6 @@ def _wires(answer: Any) -> str | None:
 wires = Exercise(
     id="code_as_data-wires",
     answer="wires",
-    question="Write `wires(jaxpr)`",
     hints=(
         "Which variables does an equation make, and which does it use? `outvars` and `invars` say so.",
         "Compare every equation with every other one: is one of its `outvars` among the other one's `invars`?",
@@ -70,7 +69,6 @@ def _ceiling(answer: Any) -> str | None:
 ceiling = Exercise(
     id="code_as_data-ceiling",
     answer="ceiling",
-    question="Write `ceiling(seen, labels)`.",
     hints=(
         "Programs that look the same get the same answer. Which answer is best for them?",
         "Count the labels of everything that looks the same. The best answer is the most frequent label.",
@@ -108,7 +106,6 @@ def _words(answer: Any) -> str | None:
 words = Exercise(
     id="code_as_data-words",
     answer="words",
-    question="**Open.** Write `words(statements, edges)`.",
     hints=(
         "A count of statements does not change when the wires do. What does?",
         "A word may say which two statements a wire joins, or how many statements come before one.",

@@ -66,7 +66,6 @@ def _butterfly(answer: Any) -> str | None:
 butterfly = Exercise(
     id="collectives-butterfly",
     answer="butterfly",
-    question="Write the butterfly for a power of two of workers, with `lax.ppermute`.",
     hints=(
         "`w ^ 2**k` is the number w with its bit k changed, and `P.bit_length() - 1` is log₂ P.",
         "In every round all workers send the whole x: one ppermute with a pair (w, partner) for each worker w.",
@@ -97,8 +96,6 @@ def _crossover(answer: Any) -> str | None:
 crossover = Exercise(
     id="collectives-crossover",
     answer="crossover",
-    question="Write `crossover`, the size in bytes at which butterfly and ring take equally long. `workers` is 4 or a "
-    "larger power of two, `latency` is $\\alpha$, `per_byte` is $\\beta$.",
     hints=(
         "Write down both times, each as rounds · α + arrays · size · β, and set them equal.",
         "Solve α log₂ P + β n log₂ P = 2 (P − 1) α + 2 (P − 1) / P · β n for n.",
@@ -125,9 +122,6 @@ def _wire(answer: Any) -> str | None:
 wire = Exercise(
     id="collectives-wire",
     answer="on_busiest_wire",
-    question="Take a ring of `workers` wires. Every worker sends one message to the worker `distance` further on, by "
-    "the shorter way. Write `on_busiest_wire`, how many messages pass the busiest wire in one direction. If both ways "
-    "are equally long, all messages go the same way.",
     hints=(
         "Draw eight workers and a distance of 3: which messages pass the wire from worker 4 to worker 5?",
         "With a distance of 7 among 8 workers, the shorter way is one wire long, backwards.",

@@ -23,10 +23,6 @@ def _bounded(answer: Any) -> str | None:
 bounded = Exercise(
     id="consistency-bounded",
     answer="bounded",
-    question="Write the **stale-synchronous** clock, `bounded(times, bound, gradients)`. It is `asynchronous` with one "
-    "more rule: a worker may begin its next gradient only if it is at most `bound` finished gradients ahead of the "
-    "slowest worker. Otherwise the worker waits, and it reads the weights at the moment when it may continue. For "
-    "example, `bounded([1, 1.5], 0, 4)` is `[(0, 0), (1, 0), (0, 2), (1, 2)]`.",
     hints=(
         "Count how many gradients each worker has finished. Whose count decides who may go on?",
         "After each gradient, look at all who wait, not only at the one that has just finished: "
@@ -64,9 +60,6 @@ def _usable(answer: Any) -> str | None:
 usable = Exercise(
     id="consistency-usable",
     answer="usable_rate",
-    question="Write `usable_rate(staleness)`, the largest learning rate with which "
-    "$w_{t+1} = w_t - \\eta\\, w_{t-s}$ does not grow without end. An error of two per cent is fine. Simulate many "
-    "more steps than the staleness, or solve it on paper. The check tries staleness 0 to 40.",
     hints=(
         "You can try a rate: is the largest |w| of the second half above that of the first? Halve the interval "
         "of rates until it is small.",
@@ -110,9 +103,6 @@ def _partner(answer: Any) -> str | None:
 partner = Exercise(
     id="consistency-partner",
     answer="partner",
-    question="Gossip can be exact. Each of $P$ workers has a number. In each round, two partners take the mean of "
-    "their two numbers. Write `partner(worker, round)`, both counted from 0: after $\\log_2 P$ rounds, all workers "
-    "must have the mean of all numbers. The check tries 2, 4, 8 and 32 workers.",
     hints=(
         "After round 0, pairs agree. Whom must a pair meet, so that four agree?",
         "Write the workers' numbers in binary: what has not been mixed yet?",

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dlscale.course.markup import Text, number, say, show, wrapped
+from dlscale.course.markup import number, say, show, wrapped
 from dlscale.course.rules import rules
 from dlscale.lab import data
 from dlscale.lab.checks import known
@@ -117,7 +117,7 @@ class Claim:
 
     def _more(self) -> list[str]:
         """The rule, what the status means and, of a question of ours, what it comes from."""
-        *_, last = limits = [number(limit) for limit in np.ravel(self.entry["threshold"])]
+        *_, last = limits = [f"{limit:,.9g}".replace("-", "−") for limit in np.ravel(self.entry["threshold"])]
         low = "±" if self.entry["rule"] == "within" else f"{limits[0]} and " if len(limits) > 1 else ""
         what = "95 % interval" if self.entry.get("chance", True) else "range"
         unit = (
@@ -142,9 +142,6 @@ class Claim:
         """Nothing more: `claim` has shown the card."""
 
 
-_made: dict[str, Claim] = {}  # those of this kernel, in the order of making
-
-
 def claim(identity: str, samples: ArrayLike | None = None) -> Claim:
     """Show the card of a claim, decided by its rule from `samples`; without them, as it stands in `claims.json`.
 
@@ -159,7 +156,6 @@ def claim(identity: str, samples: ArrayLike | None = None) -> Claim:
         made = Claim.stored(identity, decided()[identity])
     else:
         raise ValueError(f"Claim {identity!r} is not decided yet. Store a notebook that hands its samples to claim().")
-    _made[identity] = made
     made.show()
     return made
 
@@ -201,11 +197,6 @@ def decide(measured: Interval, rule: str, threshold: ArrayLike, scale: bool = Tr
     known("rule", rule, keeps)
     mean, low, high = (keeps[rule](value, threshold) for value in measured)
     return "shows" if low and high else "weak" if mean else "not at this scale" if scale else "does not hold here"
-
-
-def verdicts() -> Text:
-    """The verdicts of the claims made in this kernel, without numbers: the same on every machine, if they hold."""
-    return Text("\n".join(f"{made.id}: {made.verdict}" for made in _made.values()))
 
 
 def summary(*points: str) -> None:

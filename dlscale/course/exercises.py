@@ -38,7 +38,6 @@ class Exercise:
 
     id: str
     answer: str
-    question: str
     hints: Sequence[str]
     code: str
     wrong: Callable[[Any], str | None]

@@ -9,16 +9,10 @@ from typing import Any
 WIDTH = 88  # columns of plain text
 
 
-class Text(str):
-    """Text that a notebook shows as it is."""
-
-    __repr__ = str.__str__
-
-
-class Markdown(Text):
+class Markdown(str):
     """Text that a notebook shows formatted."""
 
-    _repr_markdown_ = str.__str__
+    __repr__ = _repr_markdown_ = str.__str__
 
 
 class Shown:

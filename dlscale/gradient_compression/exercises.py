@@ -18,8 +18,6 @@ def _bits_each(answer: Any) -> str | None:
 bits_each = Exercise(
     id="gradient_compression-bits_each",
     answer="bits_each",
-    question="Write `bits_each(rows, columns)`: the bits per number of a 1-bit message of a matrix of this "
-    "shape. Signs travel in whole bytes; means are float32.",
     hints=(
         "What travels beside the signs? Look at the arrays of the message in section 1.",
         "The signs fill ⌈rows · columns / 8⌉ bytes. Each column has two means.",
@@ -60,9 +58,6 @@ def _feedback(answer: Any) -> str | None:
 feedback = Exercise(
     id="gradient_compression-feedback",
     answer="feedback_step",
-    question="Write one step of **error feedback** that sends the `k` largest entries, in NumPy: "
-    "`feedback_step(memory, gradient, k)` returns `indices` (k,), `values` (k,) and the new `memory`. Leave the given "
-    "arrays unchanged.",
     hints=(
         "What is due is more than the gradient.",
         "np.argsort sorts upwards. What is sent must not be kept as well, and nothing may vanish: check that what was "
@@ -96,9 +91,6 @@ def _crossing(answer: Any) -> str | None:
 crossing = Exercise(
     id="gradient_compression-crossing",
     answer="dense_from",
-    question="Write `dense_from(size, k)`: the fewest workers (2, 4, 8, …) with which a worker sends at least "
-    "as many bytes by doubling as by a dense all-reduce, $2 \\cdot 4n(P-1)/P$. The entries are random, and "
-    "there is no switch. `compression.expected_union(size, k, workers)` is the formula above; an entry is 8 bytes.",
     hints=(
         "In which round does a worker send the sum of how many lists?",
         "Rounds go on until all have all: one more each time the workers double. Add up what they send.",

@@ -22,9 +22,6 @@ def _seeds(answer: Any) -> str | None:
 seeds = Exercise(
     id="honest_benchmarks-seeds",
     answer="seeds_for",
-    question="Write `seeds_for(difference, deviation)`: about how many seeds of each method you need to find a "
-    "true difference in 80 % of all comparisons. `deviation` is the standard deviation of the "
-    "differences, $\\sigma$ above. Within 10 %, or within three seeds, is close enough.",
     hints=(
         "The mean of $n$ differences has a deviation of $\\sigma/\\sqrt n$. How many of these must the true difference "
         "lie above zero, so that four of five intervals stay clear of it?",
@@ -70,10 +67,6 @@ def _threshold(answer: Any) -> str | None:
 threshold = Exercise(
     id="honest_benchmarks-threshold",
     answer="best_threshold",
-    question="Commit one more cheat: choose the target after the runs. Write `best_threshold(times, ours, theirs, "
-    "targets)`, which returns the target with the highest ratio of median first-crossing times, theirs "
-    "over ours. Accuracies have the shape (runs, looks). Leave out targets that half of our runs "
-    "or more never reach. If half of theirs or more never reach a target, its ratio is infinite: the best.",
     hints=(
         "`honest.median(honest.first_crossing(times, ours, target))` is the median time, infinite where it must be.",
         "Infinite by finite is infinite: no special case is needed, if targets that ours never reach are left out.",
@@ -124,8 +117,6 @@ def _interval(answer: Any) -> str | None:
 interval = Exercise(
     id="honest_benchmarks-interval",
     answer="median_interval",
-    question="Write `median_interval(times)`, which returns the two ends of a 95 % interval for the median, by the "
-    "bootstrap. Infinite times belong to runs that never arrived. They stay in.",
     hints=(
         "`rng.choice(times, (2000, len(times)))` holds 2,000 resamples, one in each row.",
         "Take the median of each row and sort these medians. The interval leaves 2.5 % of them out at each end. "

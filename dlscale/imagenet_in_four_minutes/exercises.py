@@ -49,7 +49,6 @@ def _mixed_step(answer: Any) -> str | None:
 mixed_step = Exercise(
     id="imagenet_in_four_minutes-mixed_step",
     answer="mixed_step",
-    question="Write this step for one layer, `mixed_step(w, v, g, scale, rate)`, in NumPy.",
     hints=(
         "Which numbers must be float32 before anything is squared?",
         "g = g.astype(np.float32) / scale comes first; np.isfinite(g).all() next; np.linalg.norm gives |w| and |g|.",
@@ -89,7 +88,6 @@ def _fusion(answer: Any) -> str | None:
 fusion = Exercise(
     id="imagenet_in_four_minutes-fusion",
     answer="fuse",
-    question="Write tensor fusion, `fuse(sizes, threshold)`.",
     hints=(
         "Keep a list of what waits. What must be true for it to be sent?",
         "After waiting.append(size), is sum(waiting) >= threshold? What is left after the last gradient?",
@@ -132,7 +130,6 @@ def _plan(answer: Any) -> str | None:
 plan = Exercise(
     id="imagenet_in_four_minutes-plan",
     answer="plan",
-    question="Plan two thirds of the paper's minutes on an eighth of its GPUs",
     hints=(
         "Which machine does the arithmetic fastest, and which `share` uses the whole batch?",
         "On slow links each message costs more before its first byte: try larger thresholds than 4 MB.",

@@ -21,9 +21,6 @@ def _stable(answer: Any) -> str | None:
 stable = Exercise(
     id="learning_rate-stable",
     answer="largest_rate",
-    question=r"Write `largest_rate(A)` for the loss $f(w) = \tfrac12 w^\top A w$. The matrix $A$ is symmetric with "
-    "positive eigenvalues, but not diagonal. Return the rate above which gradient descent diverges, to within 1 %. "
-    "You may compute it or find it by trying.",
     hints=(
         "Each eigenvector of A has a threshold of its own, 2 / eigenvalue. The smallest threshold decides.",
         "`np.linalg.eigvalsh(A)` gives the eigenvalues of a symmetric matrix in ascending order. If you try rates, "
@@ -69,12 +66,6 @@ def _follow(answer: Any) -> str | None:
 follow = Exercise(
     id="learning_rate-follow",
     answer="follow",
-    question=r"See a catapult in the smallest network there is: two weights, $f(a, b) = \tfrac12 (ab - 1)^2$. The "
-    r"gradient is $(ab - 1)\,(b, a)$, and the Hessian is $\begin{pmatrix} b^2 & 2ab - 1 \\ 2ab - 1 & a^2 "
-    r"\end{pmatrix}$. Write `follow`. In each of `steps` steps, multiply the vector `v` by the Hessian at the present "
-    r"weights, and note the estimate $v^\top H v$. The product, scaled to length 1, is the next `v`. Then take a step "
-    "of gradient descent. Return the last weights and all estimates. Try 80 steps from (3, 0.2), with v = (0, 1) and "
-    "the rate 0.28: the sharpness starts above 2 / rate, which is 7.1, and falls below.",
     hints=(
         "A loop: a, b = w; then H as np.array([[…, …], […, …]]); Hv = H @ v; the estimate is v @ Hv.",
         "One product a step is enough: v of the step before already points nearly along the sharpest direction.",
@@ -116,10 +107,6 @@ def _read(answer: Any) -> str | None:
 read = Exercise(
     id="learning_rate-read",
     answer="read_range_test",
-    question="Write `read_range_test(rates, losses)`, which returns the rate at which the loss is lowest. The losses "
-    "are noisy, and some minibatches are lucky, so average over neighbouring steps first. All losses are finite. The "
-    "check makes up 20 tests of 800 steps each. Be off by less than a factor of 3 in each, and of 1.3 in their "
-    "geometric mean.",
     hints=(
         "The lowest single loss is a lucky minibatch. Average over neighbouring steps first.",
         "A mean over 60 steps: `np.convolve(losses, np.ones(60) / 60, mode='valid')`. Where is the middle of each?",

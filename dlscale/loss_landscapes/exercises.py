@@ -29,10 +29,6 @@ def _direction(answer: Any) -> str | None:
 direction = Exercise(
     id="loss_landscapes-direction",
     answer="filter_normalised",
-    question="Write filter normalisation for any network. `params` and `gaussian` are dictionaries of arrays with the "
-    "same shapes. Return a dictionary with the normalised direction. A convolution has kernels of shape "
-    "$(k, k, \\text{in}, \\text{out})$, and its filter $j$ is `w[:, :, :, j]`: the last axis counts the filters. An "
-    "array with only one axis gets zeros.",
     hints=(
         "All axes but the last belong to one filter: sum over them. `tuple(range(w.ndim - 1))` names them.",
         "np.sqrt((w**2).sum(axes) / (d**2).sum(axes)) is one number for each filter: multiply d by it.",
@@ -72,9 +68,6 @@ def _power(answer: Any) -> str | None:
 power = Exercise(
     id="loss_landscapes-power",
     answer="power_iteration",
-    question="Write power iteration. `times(v)` returns $Hv$. Start from `v`, make `steps` products, and return the "
-    "eigenvalue with the largest absolute value, *with its sign*: it is $v^\\top H v$ for the final unit vector $v$. "
-    "One more product does no harm.",
     hints=(
         "In each step: divide v by its length, then multiply: new = times(v).",
         "v @ new is vᵀHv for the unit vector v. Then let v = new. The length of new has no sign.",
@@ -102,9 +95,6 @@ def _sharp(answer: Any) -> str | None:
 sharp = Exercise(
     id="loss_landscapes-sharp",
     answer="c",
-    question=r'Make a minimum as sharp as you like. A "network" with two weights computes $w_2 w_1$, and its loss is '
-    r"$\tfrac12 (w_1 w_2 - 1)^2$. Every point $(c, 1/c)$ is a minimum with loss 0. Find a $c$ with $\lambda_{\max} = "
-    r"100$. At loss 0 the Hessian is $g g^\top$ with $g = (w_2, w_1)$.",
     hints=(
         "The matrix g gᵀ has one eigenvalue that is not zero, and its eigenvector is g itself.",
         "g gᵀ g = ‖g‖² g, so λmax = ‖g‖² = c² + 1/c². Which c makes that 100?",
@@ -156,10 +146,6 @@ def _fair(answer: Any) -> str | None:
 fair = Exercise(
     id="loss_landscapes-fair",
     answer="fair_pairs",
-    question="Here is a list of trained networks, each a dictionary with `batch`, `rate`, `decay`, `seed` (of the "
-    "start) and training `loss`, which is NaN if the run failed. For which pairs may the batch *alone* explain a "
-    "difference in sharpness? Return a list of the pairs `(i, j)` of their places, $i < j$. Losses that differ by less "
-    "than 2 % count as equal.",
     hints=(
         "Go through all pairs i < j. What must differ, and what must not?",
         "NaN is equal to nothing: a comparison with < is false for it, so write the test so that false means unfair.",

@@ -27,9 +27,6 @@ def _batch_needed(answer: Any) -> str | None:
 batch_needed = Exercise(
     id="operators_and_rooflines-batch_needed",
     answer="batch_needed",
-    question="Write `batch_needed(inputs, outputs, peak, bandwidth)`, which returns the smallest batch for which a "
-    "dense layer is compute-bound: its arithmetic takes at least as long as its memory traffic. Weights, inputs and "
-    "outputs are float32 and move once each. `peak` is in FLOP/s, `bandwidth` in bytes/s.",
     hints=(
         "Write both times as functions of the batch b. Which of them has a part that does not grow with b?",
         "2·b·in·out / peak ≥ 4·(in·out + b·(in + out)) / bandwidth. Solve for b and round up, or try b = 1, 2, 3, …",
@@ -60,9 +57,6 @@ def _fusion_gain(answer: Any) -> str | None:
 fusion_gain = Exercise(
     id="operators_and_rooflines-fusion_gain",
     answer="fusion_gain",
-    question="Write `fusion_gain(flops, peak, bandwidth)`. `flops` lists the FLOP per number of each operator in a "
-    "chain. Each operator reads a large float32 array from memory and writes one of the same size. Return the time of "
-    "the separate operators divided by the time of the fused chain, both at the roof.",
     hints=(
         "What is the least time for one number, for a single operator? How many bytes does the fused chain move?",
         "A number takes max(flops / peak, 8 / bandwidth) seconds. Add these times for the separate operators. The "
@@ -101,9 +95,6 @@ def _windows(answer: Any) -> str | None:
 windows = Exercise(
     id="operators_and_rooflines-windows",
     answer="windows",
-    question="Write **im2col** as `windows(x, k)`, for NumPy arrays. `x` is (batch, height, width, channels). Return "
-    "a matrix with one row for each window of k × k pixels, in the order of the results. Its product with "
-    "`w.reshape(k * k * channels, out)` must be the convolution with `w`, which is (k, k, channels, out).",
     hints=(
         "How many windows fit into an image? In which order do i, j and c run in w.reshape(k·k·c, out)?",
         "For fixed i and j, x[:, i : i + rows, j : j + columns] holds pixel (i, j) of every window. Concatenate these "

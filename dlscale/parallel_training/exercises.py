@@ -63,10 +63,6 @@ def _sharded(answer: Any) -> str | None:
 sharded = Exercise(
     id="parallel_training-sharded",
     answer="sharded_step",
-    question="Write a whole training step with sharded parameters. `chunk` is this worker's part of one flat array of "
-    "parameters. `x` and `y` are its examples, and `loss(params, x, y)` is the mean over them. Return the new chunk "
-    "after a step of SGD with the mean gradient of all workers. Send no more than one all-gather and one "
-    "reduce-scatter of `collectives`.",
     hints=(
         "collectives.all_gather(chunk, axis_name) is (P, …): .ravel() makes it the flat array.",
         "collectives.reduce_scatter wants (P, …): part i of the sum is for worker i. The mean is the sum over P.",
@@ -116,9 +112,6 @@ def _one_f_one_b(answer: Any) -> str | None:
 one_f_one_b = Exercise(
     id="parallel_training-one_f_one_b",
     answer="one_f_one_b",
-    question="Write the schedule 1F1B in the same form: `{(slot, stage): (task, micro_batch)}`, all counted from 0. "
-    "It must not take more slots than GPipe. Stage `s` may store the inputs of at most `stages - s` micro-batches, "
-    "each from its forward to its backward pass.",
     hints=(
         "Start with the last stage: it alternates F and B from slot stages - 1 on. A B then moves up, a slot a stage.",
         "The backward pass of m at stage s is in slot 2 * stages - 1 - s + 2 * m. The first stages - s forward passes "
@@ -152,9 +145,6 @@ def _interval(answer: Any) -> str | None:
 interval = Exercise(
     id="parallel_training-interval",
     answer="largest_group",
-    question="How large may a group be? Saving takes `save` seconds. *One* worker fails every `hours` hours on "
-    "average, and a failure of any worker stops all of them. All save at Young's interval. How many workers lose the "
-    "share `lost` of their time? Use the sum that Young minimises.",
     hints=(
         "Put Young's interval into the sum: what share of the time is lost at the best interval?",
         "It is √(2 C / M). How long may M be, and how many workers make a failure come so often?",

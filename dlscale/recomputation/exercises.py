@@ -73,11 +73,6 @@ def _forget(answer: Any) -> str | None:
 forget = Exercise(
     id="recomputation-forget",
     answer="forget",
-    question="Write `forget(f)`, a checkpoint of your own. It returns a function with the same result and gradient, "
-    "but it saves only the arguments and runs `f` again in the backward pass. Begin with `g = jax.custom_vjp(f)`. "
-    "After `g.defvjp(forward, backward)`, JAX calls `forward(*args)` for the result and what to save. In the backward "
-    "pass it calls `backward(saved, d)` with the gradient `d` of the result. `backward` returns a tuple: a gradient "
-    "for each argument. It begins with `saved, d = jax.lax.optimization_barrier((saved, d))`; section 3 shows why.",
     hints=(
         "forward saves its own arguments: return f(*args), args.",
         "jax.vjp(f, *args) runs f and returns its result and a function from d to the gradients. When must it be "
@@ -122,7 +117,6 @@ def _best_k(answer: Any) -> str | None:
 best_k = Exercise(
     id="recomputation-best_k",
     answer="best_k",
-    question="Write `best_k`, the whole number $k$ for which $n / k + k$ is smallest.",
     hints=(
         "The derivative of n / k + k by k is 1 - n / k². Where is it 0?",
         "√n need not be whole: compare n / k + k at the whole numbers around it, or at all from 1 to n.",
@@ -153,9 +147,6 @@ def _beat(answer: Any) -> str | None:
 beat = Exercise(
     id="recomputation-beat",
     answer="my_plan",
-    question="The plan `[[0 1 2] 3 4 5] [6 7 8] 9 10 11` needs 7 arrays and computes 12 layers again. Write a plan "
-    "that computes fewer layers again in the same 7 arrays. The best nested plan computes 9. "
-    "Brackets are tuples: `[0 1] 2 [3]` is `((0, 1), 2, (3,))`.",
     hints=(
         "Look in the explorer of section 2 for steps below the peak: memory that nobody uses. Flat groups are enough.",
         "When the last group is done, its memory is free: the group before it may hold one array more, the first one "

@@ -19,8 +19,6 @@ def _draws(answer: Any) -> str | None:
 draws = Exercise(
     id="search-draws",
     answer="draws_needed",
-    question="Write `draws_needed(share, sure)`: the fewest random draws so that, with probability `sure`, at least "
-    "one of them is among the best `share` of all configurations.",
     hints=("With what probability do n draws all miss?", "They all miss with probability (1 − share)ⁿ; round up."),
     code="""
 def draws_needed(share, sure):
@@ -67,7 +65,6 @@ def _next_point(answer: Any) -> str | None:
 next_point = Exercise(
     id="search-next_point",
     answer="next_point",
-    question="Write your own search.",
     hints=(
         "Neighbours of the best point are often good, too. How can you try them and keep the best point?",
         "Change one value of one of the best points. As long as the new point was tried before, change another value. "
@@ -113,7 +110,6 @@ def _halve(answer: Any) -> str | None:
 halve = Exercise(
     id="search-halve",
     answer="halve",
-    question="Write successive halving: `halve(curves, first, keep)`.",
     hints=(
         "Keep three things: which runs are alive, how many epochs they have, and what was paid.",
         "`alive[np.argsort(-curves[alive, epochs - 1])]` has the best first. The last rung may be shorter than `keep` "

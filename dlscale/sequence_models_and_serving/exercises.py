@@ -29,8 +29,6 @@ def _together(answer: Any) -> str | None:
 together = Exercise(
     id="sequence_models_and_serving-together",
     answer="together",
-    question="Let $h_t = \\max(c_t + h_{t-1},\\; d_t)$. Write `together(early, late)` for it. Both arguments are "
-    "steps, pairs $(c, d)$ of arrays. Return the pair $(c, d)$ of the single step that does both.",
     hints=(
         "Put the first step into the second: max(c₂ + max(c₁ + h, d₁), d₂). Which part is added to h?",
         "c₂ + max(x, y) = max(c₂ + x, c₂ + y). np.maximum takes the larger of each entry.",
@@ -69,8 +67,6 @@ def _forward(answer: Any) -> str | None:
 forward = Exercise(
     id="sequence_models_and_serving-forward",
     answer="forward",
-    question="Write `forward(p, states)`, the table $\\alpha$ of shape (frames, states). `p` holds the probabilities, "
-    "of shape (frames, classes), and `states` the class $y'_s$ of each state. Plain NumPy, one utterance.",
     hints=(
         "In the first frame only states 0 and 1 are possible: a path begins with the blank or with the first symbol.",
         "A path may come from two states back if the state is a symbol, and another one than two states back.",
@@ -100,9 +96,6 @@ def _eager(answer: Any) -> str | None:
 eager = Exercise(
     id="sequence_models_and_serving-eager",
     answer="eager",
-    question="Write `eager(arrivals, seconds, most)`. `arrivals` are times in order, and `seconds(n)` is how long a "
-    "batch of `n` takes. When free, the machine takes all requests that have arrived, at most `most`, in order of "
-    "arrival. If there are none, it waits for the next. Return an array with the time of each answer.",
     hints=(
         "Keep two numbers: when the machine is free, and how many requests it has served. The next batch starts at "
         "the later of two times: the machine is free, and the first request in the queue has arrived.",

@@ -45,11 +45,6 @@ def _epochs(answer: Any) -> str | None:
 epochs = Exercise(
     id="sgd-epochs",
     answer="sgd_epochs",
-    question="Write SGD with epochs. In each epoch, put all examples in a new random order. Cut the order into "
-    "minibatches of `batch_size`, which divides the number of examples. Make one update for each minibatch. "
-    "The model is linear regression. Its loss is `((x @ w - y) ** 2).mean()`, and its gradient is "
-    "`2 * x.T @ (x @ w - y) / len(x)`. Return the last `w`, and the row numbers of all minibatches in their order, "
-    "an array of shape (updates, `batch_size`).",
     hints=(
         "rng.permutation(len(x)) is a random order of all examples. Draw a new one in each epoch.",
         "order.reshape(-1, batch_size) has a minibatch in each row: a loop over rows within the loop over epochs.",
@@ -73,8 +68,6 @@ def sgd_epochs(w, x, y, learning_rate, batch_size, epochs, rng):
 momentum = Exercise(
     id="sgd-momentum",
     answer="momentum_gain",
-    question=r"On a steady slope the gradient never changes. By which factor are the steps of momentum with "
-    r"$\beta = 0.9$ longer, in the end, than those of plain SGD? Both use the same learning rate.",
     hints=(
         "In the end m no longer changes: the m on both sides of m = βm + g is the same.",
         "Solve m = βm + g for m.",
@@ -112,8 +105,6 @@ def _adam(answer: Any) -> str | None:
 adam = Exercise(
     id="sgd-adam",
     answer="adam_step",
-    question=r"Write one step of Adam from the table, with $\beta_1 = 0.9$, $\beta_2 = 0.999$ and "
-    r"$\epsilon = 10^{-8}$. The first step has `step = 1`. Return the new weights and both memories.",
     hints=(
         "First the two running means, then their corrections, then the quotient.",
         "Return m and v as they are, not their corrected versions: the next step continues from them.",
@@ -152,9 +143,6 @@ def _backward(answer: Any) -> str | None:
 backward = Exercise(
     id="sgd-backward",
     answer="three_layers",
-    question="Write the backward pass of a network with two hidden ReLU layers. You get what the forward pass saved, "
-    "$X$, $Z_1$, $Z_2$ and $P$, and the weights that you need. The layers also have biases, which you are not given: "
-    "so the forward pass cannot be repeated. Return the gradients of $W_1$, $W_2$ and $W_3$.",
     hints=(
         "Begin with δ₃ = (P − Y) / n. Then twice the same line: (δ of the layer above) Wᵀ, masked by its own [Z > 0].",
         "The gradient of a matrix is (what came into it)ᵀ δ. Into W₂ came max(Z₁, 0), into W₃ came max(Z₂, 0).",

@@ -23,10 +23,6 @@ def _products(answer: Any) -> str | None:
 products = Exercise(
     id="sparsity-products",
     answer="needed_multiplications",
-    question="Write `needed_multiplications` for a dense layer. `a` (examples, inputs) is 1.0 where an input is not "
-    "zero, else 0.0. `e` (examples, outputs) is the same for the errors. Return how many multiplications the three "
-    "products need for all examples. Mean fractions are not enough: an example with many zeros in `a` may have many "
-    "in `e`, too.",
     hints=(
         "Forward product: every nonzero input times all outputs. The other two: how many pairs has one example?",
         "An example has a.sum(axis=1) inputs times e.sum(axis=1) errors: multiply before you add up the examples.",
@@ -65,10 +61,6 @@ def _together(answer: Any) -> str | None:
 together = Exercise(
     id="sparsity-together",
     answer="prune_together",
-    question="Write `prune_together`, which ranks the weights of all layers together. It gets a list of weight arrays "
-    "(NumPy, any shapes) and a density above 0. It returns a list of masks of the same shapes: 1 for the "
-    "`round(density * number of weights)` largest weights of the whole network, 0 for the others. In the check, no "
-    "two weights have the same size.",
     hints=(
         "Put the sizes of all layers into one long array: np.concatenate([np.abs(w).ravel() for w in layers]).",
         "Sort it; the count-th from the end is the smallest that stays. Compare each layer with that one number.",
@@ -105,10 +97,6 @@ def _break_even(answer: Any) -> str | None:
 break_even = Exercise(
     id="sparsity-break_even",
     answer="density_that_pays",
-    question="A dense product has `size` multiplications and does `dense_rate` of them per second. A sparse product "
-    "needs `start` seconds to begin. Then it does `sparse_rate` multiplications per second, but only those of the "
-    "kept weights. Write `density_that_pays`: the density at which both take equally long. Return 0 if the sparse "
-    "product is always slower, and 1 if it is always faster.",
     hints=(
         "The dense product takes size / dense_rate seconds. How many of these seconds are left after the start?",
         "Then the sparse product does seconds * sparse_rate multiplications. Which part of `size` is that?",

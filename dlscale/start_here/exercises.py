@@ -9,7 +9,6 @@ from dlscale.course.exercises import Exercise, compare
 steps = Exercise(
     id="start_here-steps",
     answer="steps",
-    question="How many steps does one pass take with 1, with 20 and with 200 machines?",
     hints=(
         "All machines together make one step. How many examples does that step use?",
         "With one machine a step uses 15 examples, so a pass takes 3,000 / 15 steps.",
@@ -41,9 +40,6 @@ def _speed_up(answer: Any) -> str | None:
 speed_up = Exercise(
     id="start_here-speed_up",
     answer="speed_up",
-    question="Write `speed_up`. The arrays `one` and `many` hold the test accuracy of one machine and of `machines` "
-    "machines, after pass 1, 2, 3 and so on. A run arrives at the first pass whose accuracy is at least `target`. If "
-    "`many` never arrives, return `None`: nobody knows how long it would have needed.",
     hints=(
         "`arrived = one >= target` is true or false for each pass; `arrived.argmax()` is the place of the first true.",
         "Places count from 0, passes from 1. Where nothing is true, `argmax` gives 0: ask `arrived.any()` first.",
@@ -88,10 +84,6 @@ def _stopped(answer: Any) -> str | None:
 stopped = Exercise(
     id="start_here-stopped",
     answer="stopped",
-    question="Two runs end at the same accuracy. One has levelled off. The other was stopped while it still climbed. "
-    "Write `stopped`, which gets the test accuracies of both runs at equal times, as arrays. It returns 0 if `first` "
-    "was stopped too early, and 1 if `second` was. Two single values differ mostly by noise, so compare means of "
-    "several values. The check makes 500 noisy pairs and wants 435 right.",
     hints=(
         "Both runs end equally high. A mean of neighbouring differences is a difference of two values, and noisy.",
         "Average over the last fifth of a run, and over the fifth before it. Which run rose more in between?",
