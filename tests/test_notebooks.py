@@ -163,7 +163,6 @@ SPOILED = {
     "doubled backslash": ("formulas", replace(2, "$x^2$", r"$\\log x$")),
     "sentence twice": ("repetitions", lambda notebook: [replace(n, "$x^2$", DOUBLED[n])(notebook) for n in (2, 5)]),
     "long cell": ("lengths", replace(4, "answer = ...", "answer = ...\n" * 31)),
-    "long cells": ("lengths", lambda notebook: [assign(n, source="a = 1\n" * 9)(notebook) for n in (1, 4, 7, 10, 12)]),
     "random id": ("identities", assign(4, id="0badcafe")),
     "not run": ("execution", assign(4, execution_count=None)),
     "error": ("outputs", output(4, output_type="error", ename="KeyError", evalue="", traceback=[])),

@@ -274,7 +274,7 @@ def test_the_suggestions_of_the_further_notebook():
     hybrid = cells(FURTHER, "parallel-further-alexnet-best", planning=planning)
     assert hybrid["best_split"](planning.vgg16(), 8, 1024)[1] == ("data",) * 13 + ("rows", "model", "rows")
     assert schedule("1f1b", 64, 567)().bubble <= 0.1 < schedule("1f1b", 64, 566)().bubble
-    slow = cells(FURTHER, "parallel-further-slowest-a", "parallel-further-slowest", stats=stats, cache=functools.cache)
+    slow = cells(FURTHER, "parallel-further-slowest", stats=stats, cache=functools.cache)
     none, few, some, many = (slow["efficiency"]("exponential", 1024, 0.2, spare) for spare in (0, 32, 128, 512))
     assert none < few < some > many
     draws = np.sort(np.random.default_rng(0).normal(size=(4000, 68)), 1)[:, 63].mean()

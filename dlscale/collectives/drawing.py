@@ -87,9 +87,10 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
 
     def paint(ax: Axes, **chosen: Any) -> None:
         found, place = ratios(**chosen), 0.0
-        top = max(9, 1.3 * np.max([*found.values()]))
+        top, least = max(9, 1.3 * np.max([*found.values()])), np.min([*found.values()], axis=0)
         for i, (name, values) in enumerate(sorted(found.items(), key=lambda item: item[1][-1])):
-            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name], zorder=2 + i % 2)  # equal ones are seen
+            line = {"linewidth": 3 if (values <= 1.001 * least).any() else 1, "zorder": 2 + i % 2}
+            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name], **line)  # of equal ones both are seen
             place = max(values[-1], place * (top / 0.8) ** 0.065)
             ax.text(sizes[-1] * 1.4, place, spoken(name), color=COLORS[name], va="center")
         times = [tick for tick in (1, 3, 10, 30, 100) if tick < top]
@@ -106,7 +107,7 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
         names, best = [*found], np.argmin([*found.values()], axis=0)
         changes = [0, *(np.flatnonzero(np.diff(best)) + 1)]
         said = ", ".join(f"{spoken(names[best[i]])} from {show_bytes(sizes[i])}" for i in changes)
-        return f"Fastest: {said}. The highest line reaches {np.max([*found.values()]):.3g}."
+        return f"Fastest (thick): {said}. The highest line reaches {np.max([*found.values()]):.3g}."
 
     widgets.explore_axes(paint, alt=caption, **controls)
 
