@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import io
@@ -10,6 +11,7 @@ import struct
 import tarfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -50,6 +52,22 @@ def test_shapes_types_and_ranges(name, train, test, shape):
         else:
             assert abs(x.mean()) < 0.02
             assert abs(x.std() - 1) < 0.02
+
+
+def test_threads_that_load_at_once_read_once(monkeypatch):
+    """Two reads at once can end in a SystemError of Python 3.11."""
+    reading, read = [], data._load_committed.__wrapped__
+
+    @functools.cache
+    def slow(*given):
+        reading.append(given)
+        time.sleep(0.05)
+        return read(*given)
+
+    monkeypatch.setattr(data, "_load_committed", slow)
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(data.load, ["digits"] * 4)
+    assert len(reading) == 1 and all(other is first for other in others)
 
 
 @pytest.mark.parametrize("name", COMMITTED)

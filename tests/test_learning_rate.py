@@ -80,7 +80,7 @@ def test_answers(name, answer, right):
 
 
 def lesson(changes, names):
-    sweep = "runs = train.sweep(\n    network, held_out, growing, seed=SEEDS, rate=RATES, doublings=0, **budget\n)\n"
+    sweep = "runs = train.sweep(\n    network, held_out, optax.sgd, seed=SEEDS, learning_rate=RATES, **budget\n)\n"
     cells = Cells("03_learning_rate", {sweep: "", "constant = final_accuracy(runs).T": ""} | changes)
     cells.run(*(f"learning_rate-{name}" for name in ("setup", "opening-runs", "loss", *names.split())))
     return cells

@@ -273,7 +273,7 @@ def test_processors_that_wait_longer_lose():
 
 @suggested_by("13_sequence_models_and_serving_further")
 def test_a_small_net_is_served():
-    found = further("serve", "serve-run", changes={"hidden=512": "hidden=8", "count=120": "count=20"})
+    found = further("serve", "serve-run", changes={"hidden=512": "hidden=8", "count=129": "count=20"})
     assert min(found["capacity"]) > 0 and found["busy"][1][1][0].keys() == {"heard", "batch"}
 
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import tarfile
 import tempfile
+import threading
 import tomllib
 import zlib
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ class Dataset:
         return f"Dataset({self.name!r}: {shapes}, {len(self.classes)} classes)"
 
 
+_ONE_READS = threading.Lock()  # once for all threads; under Python 3.11, two that read at once may get a SystemError
+
+
 def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     """Return the data set `name`. Nothing is ever downloaded here.
 
@@ -71,7 +75,8 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     """
     checks.known("data set", name, CLASSES)
     if folder is None and name not in REMOTES:
-        return _load_committed(name, data_folder())
+        with _ONE_READS:
+            return _load_committed(name, data_folder())
     if name not in _READERS:
         raise ValueError(f"{name!r} cannot be read from a folder, only {', '.join(map(repr, _READERS))} can.")
     advice = f"Give a folder that has them: data.load({name!r}, folder=…)"

