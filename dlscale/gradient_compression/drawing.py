@@ -190,6 +190,6 @@ def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]])
     styles = {name: (color, "o-") for name, color in zip(next(iter(ratios.values())), colors, strict=True)}
     curves.curves(
         styles | {"dense all-reduce": (figures.BLACK, "--")}, compute, caption,
-        BY_WORKERS | {"yscale": "log", "xticks": teams, "ylim": (1e-3, 40), "ylabel": "bytes (dense all-reduce = 1)"},
+        BY_WORKERS | {"yscale": "log", "xticks": teams, "ylim": (1e-3, 200), "ylabel": "bytes (dense all-reduce = 1)"},
         corner=(0.02, 0.97), share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"),
     )  # fmt: skip
