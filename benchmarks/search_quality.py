@@ -16,7 +16,7 @@ from dlscale.search import experiment
 
 REPEATS, TRIALS = 60, 40
 TABLE = experiment.table(records.read("search-table"))
-SPACE, EPOCHS = TABLE.space, TABLE.epochs
+SPACE, EPOCHS = TABLE.space, TABLE.curves.shape[-1]
 BUDGET = TRIALS * EPOCHS
 
 Accuracies = np.ndarray  # test accuracies in percent of what each search hands over
