@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import statistics
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from dlscale.course.claims import CLAIM_TYPE
 from dlscale.course.exercises import Exercise
 from notebooks import syntax
 
-MAX_LINES = 30
+MAX_LINES, MAX_MEDIAN_LINES = 30, 8
 MAX_OUTPUT_BYTES = 1_500_000
 ABSOLUTE = re.compile(r"(?<![\w.:/])/(home|Users|root|work|tmp|private|var|mnt|opt|usr)/\w|\b[A-Z]:\\\\?Users")
 REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|npmjs\.|unpkg\.com|debian\.org|anaconda\.org", re.IGNORECASE)
@@ -111,8 +112,11 @@ def formulas(notebook: Notebook) -> Iterator[str]:
 
 
 def lengths(notebook: Notebook) -> Iterator[str]:
-    for cell in notebook.code:
-        if (count := len(cell.source.splitlines())) > MAX_LINES:
+    lines = [len(cell.source.splitlines()) for cell in notebook.code]
+    if (median := statistics.median(lines)) > MAX_MEDIAN_LINES:
+        yield f"The median code cell has {median:g} lines, over {MAX_MEDIAN_LINES}."
+    for cell, count in zip(notebook.code, lines, strict=True):
+        if count > MAX_LINES:
             yield f"Cell {cell.id} has {count} lines, over {MAX_LINES}."
 
 

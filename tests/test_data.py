@@ -57,13 +57,7 @@ def test_shapes_types_and_ranges(name, train, test, shape):
 def test_threads_that_load_at_once_read_once(monkeypatch):
     """Two reads at once can end in a SystemError of Python 3.11."""
     reading, read = [], data._load_committed.__wrapped__
-
-    @functools.cache
-    def slow(*given):
-        reading.append(given)
-        time.sleep(0.05)
-        return read(*given)
-
+    slow = functools.cache(lambda *given: reading.append(given) or time.sleep(0.05) or read(*given))
     monkeypatch.setattr(data, "_load_committed", slow)
     with ThreadPoolExecutor(4) as pool:
         first, *others = pool.map(data.load, ["digits"] * 4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import itertools
+import json
 import math
 import re
 import symtable
@@ -89,6 +91,14 @@ def test_an_exercise_of_the_course(exercise):
     assert not callable(answer) or exercise.judge(lambda *args: ...) == (False, "no answer yet")
     for nonsense in NONSENSE.values():
         assert not exercise.judge(nonsense)[0]
+
+
+@EACH
+def test_an_exercise_is_asked_above_its_answer(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for question, answer in itertools.pairwise(cells):
+        if any(tag.startswith("answer-") for tag in answer["metadata"].get("tags", [])):
+            assert "xercise" in "".join(question["source"]), f"no question above {answer['id']}"
 
 
 @pytest.fixture

@@ -164,6 +164,7 @@ SPOILED = {
     "doubled backslash": ("formulas", replace(2, "$x^2$", r"$\\log x$")),
     "sentence twice": ("repetitions", lambda notebook: [replace(n, "$x^2$", DOUBLED[n])(notebook) for n in (2, 5)]),
     "long cell": ("lengths", replace(4, "answer = ...", "answer = ...\n" * 31)),
+    "long cells": ("lengths", lambda notebook: [assign(n, source="a = 1\n" * 9)(notebook) for n in (1, 4, 7, 10, 12)]),
     "random id": ("identities", assign(4, id="0badcafe")),
     "not run": ("execution", assign(4, execution_count=None)),
     "error": ("outputs", output(4, output_type="error", ename="KeyError", evalue="", traceback=[])),
@@ -415,12 +416,9 @@ def test_stored_twice_is_stored_the_same(tmp_path):
     path = tmp_path / "01_sample.ipynb"
     cells = [nbformat.v4.new_code_cell(EXPLORER % "x", id="a"), nbformat.v4.new_code_cell("print(1); print(2)", id="b")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
-    once = []
-    for _ in range(2):  # in a thread: after a browser's test, this one has an event loop
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(notebooks.store, path).result()
-        once.append(path.read_bytes())
-    assert once[0] == once[1]
+    with ThreadPoolExecutor(1) as pool:  # in a thread: after a browser's test, this one has an event loop
+        once, again = (pool.submit(notebooks.store, path).result() or path.read_bytes() for _ in range(2))
+    assert once == again
     stored = nbformat.read(path, as_version=4)
     assert [output.output_type for output in stored.cells[0].outputs] == ["display_data"] * 2
     assert stored.cells[0].outputs[0].metadata["image/png"]["alt"] == "At 0.5."
