@@ -115,7 +115,7 @@ def replayed(found):
     gradient = jax.jit(jax.grad(lambda w, x, y: room.LOSS(MODEL.apply(unravel(w), x), y).mean()))
     P, policy = found.workers, found.policy
     versions, x, read, pushed = [first], [first] * P, [first] * P, [first] * P
-    centre, steps, collected, a = first, [0] * P, [], 0.9 / P
+    centre, steps, collected, a = first, [0] * P, [], 1.5 / P
     for k, i in enumerate(found.worker):
         steps[i] += 1
         own = versions[found.read[k]] if policy in room.SHARED else read[i] if policy == "gossip" else x[i]
@@ -144,8 +144,8 @@ def replayed(found):
 @pytest.mark.parametrize(
     "policy, options",
     [
-        ("asynchronous", {}), ("synchronous", {}), ("stale-synchronous", {"bound": 2}), ("elastic", {"every": 2}),
-        ("Downpour", {"every": 2, "push": 3}), ("averaging", {"every": 3}), ("gossip", {}),
+        ("asynchronous", {}), ("synchronous", {}), ("stale-synchronous", {"bound": 2}), ("averaging", {"every": 3}),
+        ("Downpour", {"every": 2, "push": 3}), ("elastic", {"every": 2, "pull": 1.5}), ("gossip", {}),
     ],
 )  # fmt: skip
 def test_the_compiled_replay_does_what_plain_objects_do(policy, options):

@@ -89,8 +89,10 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
         found, place = ratios(**chosen), 0.0
         top, least = max(9, 1.3 * np.max([*found.values()])), np.min([*found.values()], axis=0)
         for i, (name, values) in enumerate(sorted(found.items(), key=lambda item: item[1][-1])):
-            line = {"linewidth": 3 if (values <= 1.001 * least).any() else 1, "zorder": 2 + i % 2}
-            ax.plot(sizes, values, "--" if i % 2 else "-", color=COLORS[name], **line)  # of equal ones both are seen
+            wins = np.where(values <= 1.01 * least, values, np.nan)
+            ax.plot(sizes, wins, "o-", color=COLORS[name], linewidth=4, markersize=5)
+            style = "--" if i % 2 else "-"  # of equal ones both are seen
+            ax.plot(sizes, values, style, color=COLORS[name], linewidth=1, zorder=2 + i % 2)
             place = max(values[-1], place * (top / 0.8) ** 0.065)
             ax.text(sizes[-1] * 1.4, place, spoken(name), color=COLORS[name], va="center")
         times = [tick for tick in (1, 3, 10, 30, 100) if tick < top]
@@ -104,10 +106,12 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
 
     def caption(**chosen: Any) -> str:
         found = ratios(**chosen)
-        names, best = [*found], np.argmin([*found.values()], axis=0)
-        changes = [0, *(np.flatnonzero(np.diff(best)) + 1)]
-        said = ", ".join(f"{spoken(names[best[i]])} from {show_bytes(sizes[i])}" for i in changes)
-        return f"Fastest (thick): {said}. The highest line reaches {np.max([*found.values()]):.3g}."
+        times = np.array([*found.values()])
+        first = times <= 1.01 * times.min(0)  # (algorithms, sizes)
+        changes = [i for i in range(len(sizes)) if i == 0 or (first[:, i] != first[:, i - 1]).any()]
+        winners = [[spoken(name) for name, wins in zip(found, first[:, i], strict=True) if wins] for i in changes]
+        said = ", ".join(f"{' = '.join(w)} from {show_bytes(sizes[i])}" for w, i in zip(winners, changes, strict=True))
+        return f"Fastest within 1 % (thick): {said}. The highest line reaches {times.max():.3g}."
 
     widgets.explore_axes(paint, alt=caption, **controls)
 

@@ -81,7 +81,7 @@ def durations(workers: int, steps: int, jitter: float = 0.2, slowest: float = 1.
 
 def timeline(
     policy: str, times: np.ndarray, gradients: int, *,
-    bound: int = 0, every: int = 1, push: int | None = None, wire: Wire = IDEAL,
+    bound: int = 0, every: int = 1, push: int | None = None, pull: float = 0.9, wire: Wire = IDEAL,
 ) -> Timeline:  # fmt: skip
     """Simulate so many gradients of workers whose k-th one takes times[worker, k] seconds (again from 0 at the end).
 
@@ -89,14 +89,14 @@ def timeline(
     - "stale-synchronous": none is more than `bound` gradients ahead of the slowest; "asynchronous": none waits;
     - "Downpour": own weights, `every` so many gradients replaced by the server's (n_fetch); what they have gained goes
       there each `push` gradients (n_push, else as often);
-    - "elastic": `every` so many gradients, own weights and the server's are drawn to each other by 0.9 / workers of
-      their difference;
+    - "elastic": `every` so many gradients, own weights and the server's are drawn to each other by `pull` / workers
+      of their difference;
     - "averaging": `every` so many gradients, all take the mean of all;
     - "gossip": after each gradient, the mean with a neighbour, in turn 1, 2, 4, … places ahead;
     - "ensemble": never.
 
     A single worker exchanges nothing. Raises ValueError for a policy that would wait for ever: an infinite time is that
-    of a worker that is dead; for times below zero, and a bound below zero.
+    of a worker that is dead; for times, a bound or a pull below zero.
     """
     exchange = POLICIES[checks.known("policy", policy, POLICIES)]
     times = np.asarray(times, float)
@@ -104,7 +104,7 @@ def timeline(
     if not (times >= 0).all():
         raise ValueError("times must be seconds of at least 0; an infinite one is that of a dead worker.")
     workers = len(times)
-    checks.whole("bound", bound, low=0)
+    checks.whole("bound", bound, low=0), checks.finite("pull", pull)
     push = every if push is None or policy != "Downpour" else push
     for name, number in {"gradients": gradients, "every": every, "push": push}.items():
         checks.whole(name, number)
@@ -139,7 +139,7 @@ def timeline(
         update = policy != "synchronous" or workers == 1 or together
         mixing = 0
         if policy in OWN and meets and (exchange != "all" or together):
-            matrix = _mixed(policy, workers, slots, i, (done[i] - 1) % turns, pushes, fetches)
+            matrix = _mixed(policy, workers, slots, i, (done[i] - 1) % turns, pushes, fetches, pull)
             mixing = numbers.setdefault(matrix.tobytes(), len(numbers))
         rows.append((i, begun[i], finish, now, seen[i], updates, updates - seen[i] - own[i], update, mixing))
         updates += update
@@ -161,9 +161,11 @@ def timeline(
 
 
 @functools.cache
-def _mixed(policy: str, workers: int, slots: int, i: int, turn: int, pushes: bool, fetches: bool) -> np.ndarray:
+def _mixed(
+    policy: str, workers: int, slots: int, i: int, turn: int, pushes: bool, fetches: bool, pull: float
+) -> np.ndarray:
     """The matrix that mixes the slots after a worker's step: workers, a server, and what each has already pushed."""
-    new, old, centre, a = np.eye(slots), np.eye(slots), workers, 0.9 / workers
+    new, old, centre, a = np.eye(slots), np.eye(slots), workers, pull / workers
     if policy == "averaging":
         new[:centre] = old[:centre].mean(0)
     elif policy == "gossip":

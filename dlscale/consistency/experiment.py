@@ -35,6 +35,7 @@ ARMS: dict[str, dict[str, Any]] = {
 LEFT_OUT = "synchronous, slowest left out"
 ONE_ITERATE = {"synchronous, last weights": "synchronous", "gossip, last weights": "gossip"}  # not averaged over time
 CONTROLS = {LEFT_OUT: ARMS["synchronous"]} | {name: ARMS[arm] for name, arm in ONE_ITERATE.items()}
+CONTROLS["elastic, every 10, pull by half"] = {"policy": "elastic", "every": 10, "pull": WORKERS / 2}
 CONTROLS["Downpour, fetch 1, push 25"] = {"policy": "Downpour", "every": 1, "push": 25}
 CONTROLS["Downpour, fetch 25, push 1"] = {"policy": "Downpour", "every": 25, "push": 1}
 

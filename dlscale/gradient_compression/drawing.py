@@ -191,5 +191,6 @@ def sums(teams: Sequence[int], ratios: Mapping[float, Mapping[str, np.ndarray]])
     curves.curves(
         styles | {"dense all-reduce": (figures.BLACK, "--")}, compute, caption,
         BY_WORKERS | {"yscale": "log", "xticks": teams, "ylim": (1e-3, 200), "ylabel": "bytes (dense all-reduce = 1)"},
-        corner=(0.02, 0.97), share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"),
+        title=lambda share: f"the largest {100 * share:g} % are sent",
+        share=widgets.slider("share sent", [*ratios], 0.01, "{:.1%}"),
     )  # fmt: skip

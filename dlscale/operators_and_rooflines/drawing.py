@@ -31,8 +31,9 @@ def bars(groups: Mapping[str, Mapping[str, float]], xlabel: str, start: float, e
     ax.axvline(start, color=figures.BLACK, linewidth=1)
     ax.set(xscale="log", xlim=(min(start, 0.2), end), ylim=(len(groups) - 0.5, -0.5), xlabel=xlabel)
     ax.xaxis.set_major_formatter("{x:,g}")
-    ax.set_yticks(range(len(groups)), [*groups])
-    figures.show(figure, f"{xlabel.capitalize()}: {'; '.join(said)}.")
+    named = [(row, group) for row, group in enumerate(groups) if group]
+    ax.set_yticks([row for row, _ in named], [group for _, group in named])
+    figures.show(figure, f"{xlabel[0].upper()}{xlabel[1:]}: {'; '.join(said)}.")
 
 
 # The roof
@@ -190,7 +191,8 @@ def schedules(programs: Mapping[str, Sequence], schedule: Callable, processors: 
         left.set(xticks=[], ylabel="level", ylim=(len(chain) + 0.5, 0.5), title="red: a longest chain")
         for t, now in enumerate(steps):
             right.barh(range(1, len(now) + 1), 0.9, left=t + 0.05, color=colors_of(now), height=0.85)
-        right.set(xlabel="step", ylabel="processor", xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
+        right.set(title=f"{p} processors: {len(steps)} steps", xlabel="step", ylabel="processor")
+        right.set(xlim=(0, max(len(steps), 8)), ylim=(0.3, max(p, 4) + 0.7))
 
     def caption(program: str, p: int) -> str:
         work, steps = len(programs[program]), len(schedule(programs[program], p))
@@ -217,7 +219,7 @@ def plans(found: Mapping[int, Mapping[str, Sequence[Piece]]], start: int) -> Non
             ax.text(ends[-1] + 0.01 * longest, row, f"{names}, {workspace(way) / 2**20:.1f} MiB", va="center")
         ax.set_yticks(range(len(found[limit])), [*found[limit]])
         ax.set(xlim=(0, 1.45 * longest), ylim=(len(found[limit]) - 0.4, -0.6))
-        ax.set(title=f"limit {limit} MiB", xlabel="milliseconds (each bar is a micro-batch)")
+        ax.set(title=f"limit {limit} MiB", xlabel="milliseconds (each segment is a micro-batch)")
 
     def caption(limit: int) -> str:
         times = (f"{name} {1e3 * total(way):.0f} ms" for name, way in found[limit].items())
@@ -226,8 +228,8 @@ def plans(found: Mapping[int, Mapping[str, Sequence[Piece]]], start: int) -> Non
     widgets.explore_axes(paint, alt=caption, height=2.8, limit=widgets.slider("limit (MiB)", [*found], start))
 
 
-def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
-    """Step an array of cells: what each cell received from the left and from above, and its sum."""
+def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], a: np.ndarray, b: np.ndarray) -> None:
+    """Step an array of cells that multiplies a and b: what each received from the left and from above, and its sum."""
 
     def paint(ax: Axes, cycle: int) -> None:
         for (i, j), total_ in np.ndenumerate(states[cycle - 1][2]):
@@ -238,7 +240,9 @@ def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> Non
             ax.text(j + 0.47, i + 0.35, text, ha="center", va="center")
             ax.text(j + 0.47, i + 0.78, f"sum {total_:.0f}", ha="center", va="center", color=figures.BLUE)
         ax.set(xlim=(-0.1, len(states[0][2][0])), ylim=(len(states[0][2]), -0.1), title=f"cycle {cycle}")
-        ax.set(xticks=[], yticks=[], frame_on=False)
+        ax.set_yticks(np.arange(len(a)) + 0.47, [" ".join(map(str, row[::-1])) + " →" for row in a])
+        ax.set_xticks(np.arange(b.shape[1]) + 0.47, [" ".join(map(str, column[::-1])) + " ↓" for column in b.T])
+        ax.xaxis.tick_top(), ax.tick_params(length=0), ax.grid(False), ax.set_frame_on(False)
 
     def caption(cycle: int) -> str:
         works = np.isfinite(states[cycle - 1][0] + states[cycle - 1][1])

@@ -13,11 +13,13 @@ Line = tuple[Sequence[float], Sequence[float]]
 
 def curves(
     styles: Mapping[str, tuple[str, str]], compute: Callable[..., Mapping[str, Line]], caption: Callable[..., str],
-    axis: Mapping[str, Any], corner: tuple[float, float] = (0.02, 0.97), height: float = 3.2, **controls: Any,
+    axis: Mapping[str, Any], corner: tuple[float, float] = (0.02, 0.97), height: float = 3.2,
+    title: Callable[..., str] = "".format, **controls: Any,
 ) -> None:  # fmt: skip
     """Explore lines over one axis: `compute` gives x and y of each label, whose color and style `styles` names.
 
-    The labels stand below each other from `corner` on; ticks of `axis` are labelled with their own numbers.
+    The labels stand below each other from `corner` on; ticks of `axis` are labelled with their own numbers. `title` is
+    called as `caption` is.
     """
 
     def make(fig: Figure) -> widgets.Update:
@@ -35,7 +37,8 @@ def curves(
             found = compute(**values)
             for label, line in lines.items():
                 line.set_data(*found[label])
-            return [*lines.values()]
+            ax.set_title(title(**values))
+            return [*lines.values(), ax.title]
 
         return update
 

@@ -14,7 +14,7 @@ from dlscale.page.curves import curves
 COLORS = matplotlib.colormaps["RdBu_r"].with_extremes(bad="black")
 PRODUCTS = {"forward": figures.BLUE, "weight gradient": figures.ORANGE, "input error": figures.RED}
 PIECES = {"weight": figures.RED, "vector": figures.BLUE, "kernel": figures.GREEN, "filter": figures.BLACK}
-PIECES["block"] = figures.ORANGE
+PIECES["block"] = figures.PINK
 
 
 def mosaic(tiles: np.ndarray, columns: int) -> np.ndarray:
@@ -207,7 +207,7 @@ def times(ratios: Mapping[str, Mapping[float, float]], break_even: Callable[[str
 
 def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
     """Explore what is left of a convolution (height, width, in, out) pruned by pieces, and the bits it takes."""
-    side, _, _, columns = kernel.shape
+    side, _, shown, columns = kernel.shape  # as many outputs are shown as there are inputs
 
     def bits(keep: np.ndarray, piece: str) -> dict[str, float]:
         stored = {name: sparsity.stored_bits(keep, name, piece, 16) / kernel.size for name in ("bitmap", "relative")}
@@ -215,14 +215,15 @@ def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
 
     def paint(left: Axes, right: Axes, piece: str, density: float) -> None:
         keep = np.asarray(sparsity.mask(kernel, density, piece))
-        tiles = np.where(keep == 0, np.nan, kernel).transpose(2, 3, 0, 1).reshape(-1, side, side)
-        left.imshow(mosaic(tiles, columns), cmap=COLORS, vmin=-0.3, vmax=0.3)
-        left.set(title="weights; black: pruned", xlabel="output channel", ylabel="input channel", xticks=[], yticks=[])
+        tiles = np.where(keep == 0, np.nan, kernel)[..., :shown].transpose(2, 3, 0, 1)
+        left.imshow(mosaic(tiles.reshape(-1, side, side), shown), cmap=COLORS, vmin=-0.3, vmax=0.3)
+        left.set(title="each square: a 3 × 3 kernel\nblack: pruned; red +, blue −", xticks=[], yticks=[])
+        left.set(xlabel=f"output channel ({shown} of {columns})", ylabel="input channel")
         left.grid(False)
         bars = right.bar(*zip(*bits(keep, piece).items(), strict=True), color=[figures.GREY] * 2 + [figures.BLUE] * 2)
         right.bar_label(bars, fmt="%.1f")
         right.tick_params(axis="x", labelsize=9)
-        right.set(ylim=(0, 24), ylabel="bits per weight")
+        right.set(ylim=(0, 22), yticks=range(0, 21, 5), ylabel="bits per weight")
 
     def caption(piece: str, density: float) -> str:
         keep = np.asarray(sparsity.mask(kernel, density, piece))
@@ -246,12 +247,13 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
         said = ", ".join(f"{p} {value:.1f} %" for p, value in at.items() if np.isfinite(value))
         return f"Values of {bits} bits, {encoding} index. Accuracy with one kilobyte: {said}; dense {dense:.1f} %."
 
-    styles = {piece: (color, "o-") for piece, color in PIECES.items()} | {"dense": (figures.GREY, "--")}
-    axis = {"xscale": "log", "xlim": (0.1, 15), "xticks": (0.1, 0.2, 0.5, 1, 2, 5, 10), "ylim": (85, dense + 0.9)}
+    marked = zip(PIECES.items(), "os^Dv", strict=True)
+    styles = {piece: (color, f"{mark}-") for (piece, color), mark in marked} | {"dense": (figures.GREY, "--")}
+    axis = {"xscale": "log", "xlim": (0.1, 15), "xticks": (0.1, 0.2, 0.5, 1, 2, 5, 10), "ylim": (89, dense + 0.6)}
     axis |= {"xlabel": "stored kilobytes", "ylabel": "test accuracy (%)"}
     bits = widgets.slider("bits of a value", [2, 4, 8, 16, 32], 8)
     encoding = widgets.menu("index", ["relative", "bitmap"])
-    curves(styles, compute, caption, axis, corner=(0.98, 0.5), height=3.8, bits=bits, encoding=encoding)
+    curves(styles, compute, caption, axis, corner=(0.02, 0.8), height=3.8, bits=bits, encoding=encoding)
 
 
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:
