@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.optimize import isotonic_regression
 
 from dlscale.collectives.replay import Frame
 from dlscale.page import figures, widgets
@@ -86,18 +87,23 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
     """Explore times as multiples of a bound: for these `controls`, `ratios` has (sizes,) by algorithm."""
 
     def paint(ax: Axes, **chosen: Any) -> None:
-        found, place = ratios(**chosen), 0.0
+        found = ratios(**chosen)
         top, least = max(9, 1.3 * np.max([*found.values()])), np.min([*found.values()], axis=0)
-        for i, (name, values) in enumerate(sorted(found.items(), key=lambda item: item[1][-1])):
+        equal: dict[str, list[str]] = {}  # drawn as one line
+        for name in sorted(found, key=lambda name: found[name][-1]):
+            one = next((one for one in equal if np.allclose(found[one], found[name], rtol=0.01)), name)
+            equal.setdefault(one, []).append(spoken(name))
+        gaps = np.arange(len(equal)) * math.log(top / 0.8) * 0.065  # labels stand as near to their lines as they can
+        places = isotonic_regression(np.log([found[name][-1] for name in equal]) - gaps).x + gaps
+        for (name, names), place in zip(equal.items(), places, strict=True):
+            values, color = found[name], COLORS[name]
             wins = np.where(values <= 1.01 * least, values, np.nan)
-            ax.plot(sizes, wins, "o-", color=COLORS[name], linewidth=4, markersize=5)
-            style = "--" if i % 2 else "-"  # of equal ones both are seen
-            ax.plot(sizes, values, style, color=COLORS[name], linewidth=1, zorder=2 + i % 2)
-            place = max(values[-1], place * (top / 0.8) ** 0.065)
-            ax.text(sizes[-1] * 1.4, place, spoken(name), color=COLORS[name], va="center")
+            ax.plot(sizes, wins, "o-", color=color, linewidth=4, markersize=5)
+            ax.plot(sizes, values, color=color, linewidth=1)
+            ax.text(sizes[-1] * 1.4, math.exp(place), " = ".join(names), color=color, va="center")
         times = [tick for tick in (1, 3, 10, 30, 100) if tick < top]
         ax.set(xscale="log", yscale="log", xlabel="size of the array", ylabel=ylabel)
-        ax.set(xlim=(sizes[0], sizes[-1]), ylim=(0.8, top), yticks=times, yticklabels=times)
+        ax.set(xlim=(sizes[0] / 1.3, sizes[-1]), ylim=(0.8, top), yticks=times, yticklabels=times)
         ticks = [size for size in 2.0 ** np.arange(10, 31, 5) if size >= sizes[0]]
         ax.set_xticks(ticks, [show_bytes(size) for size in ticks])
         ax.minorticks_off()

@@ -231,6 +231,10 @@ def plans(found: Mapping[int, Mapping[str, Sequence[Piece]]], start: int) -> Non
 def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], a: np.ndarray, b: np.ndarray) -> None:
     """Step an array of cells that multiplies a and b: what each received from the left and from above, and its sum."""
 
+    def waiting(numbers: np.ndarray, entered: int) -> list[str]:
+        left = [*map(str, numbers[max(entered, 0) :])][::-1]
+        return ["\u2007"] * (len(numbers) - len(left)) + left  # the next one stands by its arrow
+
     def paint(ax: Axes, cycle: int) -> None:
         for (i, j), total_ in np.ndenumerate(states[cycle - 1][2]):
             right, down = (state[i, j] for state in states[cycle - 1][:2])
@@ -240,8 +244,10 @@ def systolic(states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], a: np.
             ax.text(j + 0.47, i + 0.35, text, ha="center", va="center")
             ax.text(j + 0.47, i + 0.78, f"sum {total_:.0f}", ha="center", va="center", color=figures.BLUE)
         ax.set(xlim=(-0.1, len(states[0][2][0])), ylim=(len(states[0][2]), -0.1), title=f"cycle {cycle}")
-        ax.set_yticks(np.arange(len(a)) + 0.47, [" ".join(map(str, row[::-1])) + " →" for row in a])
-        ax.set_xticks(np.arange(b.shape[1]) + 0.47, [" ".join(map(str, column[::-1])) + " ↓" for column in b.T])
+        ax.set_yticks(np.arange(len(a)) + 0.47, [" ".join(waiting(row, cycle - i)) + " →" for i, row in enumerate(a)])
+        ax.set_xticks(
+            np.arange(b.shape[1]) + 0.47, ["\n".join(waiting(row, cycle - i)) + "\n↓" for i, row in enumerate(b.T)]
+        )
         ax.xaxis.tick_top(), ax.tick_params(length=0), ax.grid(False), ax.set_frame_on(False)
 
     def caption(cycle: int) -> str:

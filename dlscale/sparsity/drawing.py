@@ -210,7 +210,7 @@ def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
     side, _, shown, columns = kernel.shape  # as many outputs are shown as there are inputs
 
     def bits(keep: np.ndarray, piece: str) -> dict[str, float]:
-        stored = {name: sparsity.stored_bits(keep, name, piece, 16) / kernel.size for name in ("bitmap", "relative")}
+        stored = {f"+ {n}": sparsity.stored_bits(keep, n, piece, 16) / kernel.size for n in ("bitmap", "relative")}
         return {"all values": 16, "kept values": 16 * keep.mean()} | stored
 
     def paint(left: Axes, right: Axes, piece: str, density: float) -> None:
@@ -279,8 +279,8 @@ def connections(maps: Mapping[str, np.ndarray]) -> None:
     top = max(counts.max() for counts in maps.values())
     for ax, (name, counts) in zip(axes, maps.items(), strict=True):
         ax.imshow(counts, cmap="cividis", vmin=0, vmax=top)
-        ax.set_title(name)
-        ax.axis("off")
+        ax.set(title=name, xlabel=f"{100 * counts[3:11, 3:11].sum() / counts.sum():.0f} % in the middle")
+        ax.set(xticks=[], yticks=[], frame_on=False)
     figure.supxlabel("each square is a pixel; yellow: many connections, blue: few", fontsize="medium")
     middle = (f"{name} {100 * counts[3:11, 3:11].sum() / counts.sum():.0f} %" for name, counts in maps.items())
     figures.show(figure, f"Brighter: more connections. Share of the middle 8 × 8 pixels: {', '.join(middle)}.")
