@@ -217,7 +217,7 @@ def pieces(kernel: np.ndarray, densities: Sequence[float]) -> None:
         keep = np.asarray(sparsity.mask(kernel, density, piece))
         tiles = np.where(keep == 0, np.nan, kernel)[..., :shown].transpose(2, 3, 0, 1)
         left.imshow(mosaic(tiles.reshape(-1, side, side), shown), cmap=COLORS, vmin=-0.3, vmax=0.3)
-        left.set(title="each square: a 3 × 3 kernel\nblack: pruned; red +, blue −", xticks=[], yticks=[])
+        left.set(title=f"each square: a {side} × {side} kernel\nblack: pruned; red +, blue −", xticks=[], yticks=[])
         left.set(xlabel=f"output channel ({shown} of {columns})", ylabel="input channel")
         left.grid(False)
         bars = right.bar(*zip(*bits(keep, piece).items(), strict=True), color=[figures.GREY] * 2 + [figures.BLUE] * 2)
@@ -240,7 +240,7 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
     def compute(bits: int, encoding: str) -> dict[str, tuple]:
         lines = {piece: (sizes(piece, bits, encoding), samples.mean(1)) for piece, samples in accuracies.items()}
-        return lines | {"dense": ((0.1, 15), (dense, dense))}
+        return lines | {"dense": ((0.2, 15), (dense, dense))}
 
     def caption(bits: int, encoding: str) -> str:
         at = {p: np.interp(0, np.log(sizes(p, bits, encoding)), a.mean(1), left=np.nan) for p, a in accuracies.items()}
@@ -249,7 +249,7 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
     marked = zip(PIECES.items(), "os^Dv", strict=True)
     styles = {piece: (color, f"{mark}-") for (piece, color), mark in marked} | {"dense": (figures.GREY, "--")}
-    axis = {"xscale": "log", "xlim": (0.1, 15), "xticks": (0.1, 0.2, 0.5, 1, 2, 5, 10), "ylim": (89, dense + 0.6)}
+    axis = {"xscale": "log", "xlim": (0.2, 15), "xticks": (0.2, 0.5, 1, 2, 5, 10), "ylim": (89, dense + 0.6)}
     axis |= {"xlabel": "stored kilobytes", "ylabel": "test accuracy (%)"}
     bits = widgets.slider("bits of a value", [2, 4, 8, 16, 32], 8)
     encoding = widgets.menu("index", ["relative", "bitmap"])
@@ -259,7 +259,7 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:
     """Test errors, (seeds,) in per cent, of two networks by their number of parameters."""
     figure, ax = figures.new(height=3.2)
-    drawn = zip(errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1800, 22)), strict=True)
+    drawn = zip(errors.items(), (figures.BLUE, figures.RED), ((420, 9), (1400, 22)), strict=True)
     for (name, samples), color, place in drawn:
         figures.band(ax, [*samples], np.transpose([*samples.values()]), color, marker="o", markersize=4)
         ax.text(*place, name, color=color)
