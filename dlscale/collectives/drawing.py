@@ -95,6 +95,9 @@ def race(ratios: Callable[..., Any], sizes: np.ndarray, ylabel: str = "time / lo
             equal.setdefault(one, []).append(spoken(name))
         gaps = np.arange(len(equal)) * math.log(top / 0.8) * 0.065  # labels stand as near to their lines as they can
         places = isotonic_regression(np.log([found[name][-1] for name in equal]) - gaps).x + gaps
+        places = np.maximum(places, math.log(0.84) + gaps)
+        if "bidirectional_ring" in found:  # the longest label that may come
+            ax.text(sizes[-1] * 1.4, 1, "ring = bidirectional ring", alpha=0)
         for (name, names), place in zip(equal.items(), places, strict=True):
             values, color = found[name], COLORS[name]
             wins = np.where(values <= 1.01 * least, values, np.nan)

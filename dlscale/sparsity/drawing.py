@@ -240,7 +240,7 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
     def compute(bits: int, encoding: str) -> dict[str, tuple]:
         lines = {piece: (sizes(piece, bits, encoding), samples.mean(1)) for piece, samples in accuracies.items()}
-        return lines | {"dense": ((0.2, 15), (dense, dense))}
+        return lines | {"dense": ((0.1, 15), (dense, dense))}
 
     def caption(bits: int, encoding: str) -> str:
         at = {p: np.interp(0, np.log(sizes(p, bits, encoding)), a.mean(1), left=np.nan) for p, a in accuracies.items()}
@@ -249,11 +249,11 @@ def stored(accuracies: Mapping[str, np.ndarray], sizes: Callable[[str, int, str]
 
     marked = zip(PIECES.items(), "os^Dv", strict=True)
     styles = {piece: (color, f"{mark}-") for (piece, color), mark in marked} | {"dense": (figures.GREY, "--")}
-    axis = {"xscale": "log", "xlim": (0.2, 15), "xticks": (0.2, 0.5, 1, 2, 5, 10), "ylim": (89, dense + 0.6)}
+    axis = {"xscale": "log", "xlim": (0.1, 15), "xticks": (0.1, 0.2, 0.5, 1, 2, 5, 10), "ylim": (89, dense + 0.6)}
     axis |= {"xlabel": "stored kilobytes", "ylabel": "test accuracy (%)"}
     bits = widgets.slider("bits of a value", [2, 4, 8, 16, 32], 8)
     encoding = widgets.menu("index", ["relative", "bitmap"])
-    curves(styles, compute, caption, axis, corner=(0.02, 0.8), height=3.8, bits=bits, encoding=encoding)
+    curves(styles, compute, caption, axis, corner=(0.98, 0.5), height=3.8, bits=bits, encoding=encoding)
 
 
 def recurrent(errors: Mapping[str, Mapping[int, np.ndarray]], small: int) -> None:
@@ -277,10 +277,11 @@ def connections(maps: Mapping[str, np.ndarray]) -> None:
     """How many connections lead from each pixel, for each network: counts (14, 14)."""
     figure, axes = figures.new(len(maps), height=3.1)
     top = max(counts.max() for counts in maps.values())
+    middle = {name: f"{100 * counts[3:11, 3:11].sum() / counts.sum():.0f} %" for name, counts in maps.items()}
     for ax, (name, counts) in zip(axes, maps.items(), strict=True):
         ax.imshow(counts, cmap="cividis", vmin=0, vmax=top)
-        ax.set(title=name, xlabel=f"{100 * counts[3:11, 3:11].sum() / counts.sum():.0f} % in the middle")
+        ax.set(title=name, xlabel=f"{middle[name]} in the middle")
         ax.set(xticks=[], yticks=[], frame_on=False)
     figure.supxlabel("each square is a pixel; yellow: many connections, blue: few", fontsize="medium")
-    middle = (f"{name} {100 * counts[3:11, 3:11].sum() / counts.sum():.0f} %" for name, counts in maps.items())
-    figures.show(figure, f"Brighter: more connections. Share of the middle 8 × 8 pixels: {', '.join(middle)}.")
+    said = ", ".join(f"{name} {share}" for name, share in middle.items())
+    figures.show(figure, f"Brighter: more connections. Share of the middle 8 × 8 pixels: {said}.")
